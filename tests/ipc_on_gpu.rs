@@ -365,7 +365,10 @@ fn mapped_memory_goes_to_another_process() {
         assert_all(&values(&neighbour), 5, "a neighbour");
         let error = vec.ipc_handle().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        drop((vec, words, neighbour));
+        let plain = DeviceVec::<u8>::zeroed_in(&stream, 9, CudaResource::new(&device)).unwrap();
+        let error = plain.send_to(&other.socket).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        drop((vec, words, neighbour, plain));
         pool.wait_and_trim(0).unwrap();
         assert_eq!(pool.statistics().reserved, 0);
         let kept = before.saturating_sub(free(&device));
@@ -398,6 +401,8 @@ fn mapped_memory_goes_to_another_process() {
         other.signal();
         other.wait();
         assert_eq!(part.get(5).unwrap(), 9, "its own process has let it go");
+        let (here, _there) = UnixStream::pair().unwrap();
+        say(format_args!("sent on: {:?}", part.send_to(&here)));
         drop((whole, part, words));
         say("has unmapped them");
     };

@@ -354,10 +354,6 @@ impl Observation {
             }
             found.live.push(live);
         }
-        if let Some(mapped) = &pass.mapped {
-            found.reserved.clone_from(mapped);
-            return found;
-        }
         found.segments = pass.segments.clone().unwrap_or_else(|| {
             let segment = |placed: &Placed| {
                 let Placed { address, bytes, from, to, .. } = *placed;
@@ -365,6 +361,11 @@ impl Observation {
             };
             found.placed.iter().map(segment).collect()
         });
+        // Handles move: what lies where they were mapped is drawn, and counted apart.
+        if let Some(mapped) = &pass.mapped {
+            found.reserved.clone_from(mapped);
+            return found;
+        }
         found.reserved = reserved(&found.segments, plan.steps.len());
         #[cfg(debug_assertions)]
         assert_eq!(found.reserved, pass.reserved, "the segments' sum is what was counted");

@@ -118,8 +118,10 @@ impl Stack {
             Backend::Cuda(ordinal) => (Device::open(ordinal)?, options.capacity),
         };
         // Where every allocation is a block of the device, these need no list of their own.
-        let plain =
-            matches!(options.resource, Resource::Cuda | Resource::Async | Resource::Managed);
+        let plain = matches!(
+            options.resource,
+            Resource::Virtual | Resource::Cuda | Resource::Async | Resource::Managed
+        );
         let counts = Arc::new(Counts::new(limit, !plain));
         let mut statistics: Option<Box<Statistics>> = None;
         let mut mapped_bytes: Option<Box<dyn Fn() -> u64 + Send + Sync>> = None;
@@ -139,8 +141,18 @@ impl Stack {
         let resource: Arc<dyn DeviceResource> = match options.resource {
             Resource::Pool => Arc::new(pool()?),
             Resource::Virtual => {
-                let mut options = PoolResource::builder(VirtualResource::new(&device)?);
+                let memory = VirtualResource::new(&device)?;
+                let granule = memory.granularity();
+                let mut options = PoolResource::builder(memory);
                 if let Some(most) = most {
+                    if most < granule {
+                        let words = format!(
+                            "a pool of {}, whose handles have {} at least",
+                            count(most, "byte"),
+                            count(granule, "byte")
+                        );
+                        return Err(Error::new(ErrorKind::OutOfMemory, words));
+                    }
                     options = options.maximum_size(most);
                 }
                 let made = options.build()?;

@@ -65,6 +65,19 @@ fn every_format_and_resource() {
     }
 }
 
+/// A pool that maps handles has one at least, also where a log needs less.
+#[test]
+fn a_small_log_needs_one_handle() {
+    let arguments = ["--resource", "virtual", "--bisect", "--json"];
+    let output = replay("two_streams.rmm.csv", &arguments);
+    let (stdout, stderr) = said(&output);
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
+    assert!(stdout.contains("2097152"), "{stdout}");
+    let refused = replay("two_streams.rmm.csv", &["--resource", "virtual", "--capacity", "1MiB"]);
+    let (_, stderr) = said(&refused);
+    assert!(stderr.contains("whose handles have 2097152 bytes at least"), "{stderr}");
+}
+
 /// Nobody who replays a log of a large GPU has as much memory.
 #[cfg(target_os = "linux")]
 #[test]

@@ -26,8 +26,8 @@ pub(crate) struct HandleSpec {
 /// | mapped | is reached at the range, once `set_access` was called | created, by `unmap`; released, by `handle_release` |
 /// | released | as mapped | gone, by `unmap` |
 pub(crate) trait VirtualCalls {
-    /// In bytes; a power of two.
-    fn granularity(&self) -> DriverResult<usize>;
+    /// Of such handles, in bytes; a power of two.
+    fn granularity(&self, spec: HandleSpec) -> DriverResult<usize>;
 
     /// Addresses that nothing else gets, without memory. `alignment` is a power of two.
     fn address_reserve(&self, bytes: usize, alignment: usize) -> DriverResult<DeviceAddress>;

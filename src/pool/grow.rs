@@ -86,8 +86,8 @@ impl<U: Upstream> Pool<U> {
 
     /// What a pool that maps its memory may have before it grows for a large block of so many bytes, beside `live` ones.
     pub(super) fn bound_of_large(&self, live: usize, bytes: usize) -> usize {
-        let peak = live.saturating_add(bytes).max(self.peak_live.load(Ordering::Relaxed));
-        self.peak_live.store(peak, Ordering::Relaxed);
+        let now = live.saturating_add(bytes);
+        let peak = now.max(self.peak_live.fetch_max(now, Ordering::Relaxed));
         peak.saturating_add(peak / LARGE_BOUND_DIVISOR).saturating_add(LARGE_SLACK)
     }
 

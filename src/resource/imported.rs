@@ -1,10 +1,11 @@
 //! Mapped memory of a device in more than one process.
 
+use super::cuda::report_failed_free;
 use super::mapped::VirtualMemory;
 use super::virtual_memory::VirtualResource;
 use crate::device::Device;
 use crate::driver::{DeviceRange, DriverResult, RawHandle};
-use crate::error::Result;
+use crate::error::{DriverError, Result};
 use crate::impls::Count;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -19,7 +20,11 @@ pub(crate) fn mappings_of(device: &Device, range: DeviceRange) -> DriverResult<V
         // SAFETY: retained above, and used no more.
         unsafe { driver.handle_release(handle) }?;
         let mapping = driver.allocation_range(at)?;
-        at = mapping.address + mapping.bytes as u64;
+        let next = mapping.address.saturating_add(mapping.bytes as u64);
+        if mapping.address > at || next <= at {
+            return Err(DriverError::new("cuMemGetAddressRange", DriverError::INVALID_VALUE));
+        }
+        at = next;
         found.push(mapping);
     }
     Ok(found)
@@ -70,27 +75,31 @@ impl ImportedHandles {
         Ok(())
     }
 
-    /// Maps them beside each other, in their order.
-    pub(crate) fn map(self) -> Result<ImportedMemory> {
+    /// Maps them beside each other, in their order, from a multiple of `alignment` on, which is a power of two.
+    pub(crate) fn map(self, alignment: usize) -> Result<ImportedMemory> {
         let what = format!("{} of another process", Count(self.bytes, "byte"));
-        self.memory.in_context(what, self.try_map())
+        self.memory.in_context(what, self.try_map(alignment))
     }
 
-    fn try_map(&self) -> DriverResult<ImportedMemory> {
+    fn try_map(&self, alignment: usize) -> DriverResult<ImportedMemory> {
         let memory = &self.memory;
-        let address = memory.driver().address_reserve(self.bytes, memory.granularity())?;
+        let alignment = alignment.max(memory.granularity());
+        let address = memory.driver().address_reserve(self.bytes, alignment)?;
         let range = DeviceRange { address, bytes: self.bytes };
         let mut mapped = ImportedMemory { memory: memory.clone(), range, sizes: Vec::new() };
         let mut at = address;
         for &(handle, bytes) in &self.handles {
-            // SAFETY: reserved above, and nothing is mapped there. A size that is not the handle's is the driver's error.
+            // SAFETY: reserved above, and nothing is mapped there. Of a size that the handle has not the driver makes an error.
             match unsafe { memory.map(DeviceRange { address: at, bytes }, handle) } {
                 Ok(()) => mapped.sizes.push(bytes),
                 Err(failure) => {
-                    // What could not be unmapped stays, and its addresses with it.
-                    if !failure.is_mapped {
-                        // SAFETY: nothing has used it.
-                        let _ = unsafe { mapped.close() };
+                    if failure.is_mapped {
+                        // It is tried once more below.
+                        mapped.sizes.push(bytes);
+                    }
+                    // SAFETY: nothing has used it.
+                    if let Err(error) = unsafe { mapped.close() } {
+                        report_failed_free(memory.device(), self.bytes, &error);
                     }
                     return Err(failure.error);
                 }
@@ -130,12 +139,14 @@ impl ImportedMemory {
     ///
     /// No work that uses it is pending.
     pub(crate) unsafe fn close(self) -> DriverResult<()> {
-        let mut address = self.range.address;
+        let (mut address, mut closed) = (self.range.address, Ok(()));
         for bytes in self.sizes {
             // SAFETY: one mapping of this; the caller vouches for the work.
-            unsafe { self.memory.unmap(DeviceRange { address, bytes }) }?;
+            let unmapped = unsafe { self.memory.unmap(DeviceRange { address, bytes }) };
+            closed = closed.and(unmapped);
             address += bytes as u64;
         }
+        closed?;
         // SAFETY: reserved for this, and nothing is mapped there any more.
         unsafe { self.memory.driver().address_free(self.range) }
     }

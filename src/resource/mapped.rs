@@ -17,7 +17,7 @@ use std::fmt::Display;
 pub struct VirtualMemory {
     device: Device,
     granularity: usize,
-    /// Of the handles that are created.
+    /// Of the handles that are created, as long as nobody has tried what works.
     spec: HandleSpec,
     peers: Arc<MappedPeers>,
 }
@@ -50,16 +50,15 @@ impl VirtualMemory {
             "use CudaResource",
             "{device} has no virtual memory management"
         );
-        let granularity = device.driver().granularity();
-        let granularity =
-            granularity.with_context(|| format!("asking {device} for its granularity"))?;
         let (peers, properties) = (MappedPeers::of(device), device.properties());
         let claimed = HandleSpec {
             shareable: properties.virtual_memory_descriptors,
             rdma: properties.virtual_memory_rdma,
         };
-        let spec = peers.tried().unwrap_or(claimed);
-        Ok(Self { device: device.clone(), granularity, spec, peers })
+        let granularity = device.driver().granularity(claimed);
+        let granularity =
+            granularity.with_context(|| format!("asking {device} for its granularity"))?;
+        Ok(Self { device: device.clone(), granularity, spec: claimed, peers })
     }
 
     /// Whether mapping was seen to work.
@@ -68,13 +67,13 @@ impl VirtualMemory {
     }
 
     /// Such handles were seen to work.
-    pub(super) fn set_tried(&mut self, spec: HandleSpec) {
-        self.spec = self.peers.set_tried(spec);
+    pub(super) fn set_tried(&self, spec: HandleSpec) {
+        self.peers.set_tried(spec);
     }
 
     /// What handles are made for.
     pub(super) fn spec(&self) -> HandleSpec {
-        self.spec
+        self.peers.tried().unwrap_or(self.spec)
     }
 
     /// As [`self`](Self), with handles that are made for something else.
@@ -84,7 +83,7 @@ impl VirtualMemory {
 
     /// Memory of the device, without an address.
     pub(super) fn create(&self, bytes: usize) -> DriverResult<RawHandle> {
-        self.driver().handle_create(bytes, self.spec)
+        self.driver().handle_create(bytes, self.spec())
     }
 
     pub(super) fn device(&self) -> &Device {

@@ -85,8 +85,8 @@ impl MappedPeers {
     }
 
     /// The first answer stays: all memory of a device is made alike.
-    pub(super) fn set_tried(&self, spec: HandleSpec) -> HandleSpec {
-        *self.tried.get_or_init(|| spec)
+    pub(super) fn set_tried(&self, spec: HandleSpec) {
+        let _ = self.tried.set(spec);
     }
 
     pub(super) fn has(&self, device: &Device) -> bool {

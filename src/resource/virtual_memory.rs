@@ -159,15 +159,18 @@ fn try_once(memory: VirtualMemory) -> Result<VirtualMemory> {
     let claimed = memory.spec();
     let mut specs = vec![claimed, HandleSpec { rdma: false, ..claimed }, HandleSpec::default()];
     specs.dedup();
-    let mut refused = None;
+    let (mut refused, mut was_full) = (None, false);
     for spec in specs {
-        let mut memory = memory.with_spec(spec);
+        let memory = memory.with_spec(spec);
         let granule = memory.granularity();
         let tried = reserve_new(&memory, granule, granule);
         // SAFETY: mapped above; nothing has used it.
         match tried.and_then(|range| unsafe { unmap_and_free(&memory, range) }) {
             Ok(()) => {
-                memory.set_tried(spec);
+                // A device that was full before this has refused nothing.
+                if !was_full {
+                    memory.set_tried(spec);
+                }
                 return Ok(memory);
             }
             Err(error) if error.kind() == ErrorKind::ContextLost => {
@@ -176,7 +179,10 @@ fn try_once(memory: VirtualMemory) -> Result<VirtualMemory> {
                     error,
                 ));
             }
-            Err(error) => refused = Some(error),
+            Err(error) => {
+                was_full |= error.kind() == ErrorKind::OutOfMemory;
+                refused = Some(error);
+            }
         }
     }
     match refused {

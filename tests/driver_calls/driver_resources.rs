@@ -401,6 +401,23 @@ fn handles_that_are_refused_are_made_for_less() {
                 unsafe { resource.deallocate(&stream, block) };
             }
         }
+        // One that found the device full has those that another one found to work.
+        for full in [0, 1] {
+            driver.fail("cuMemCreate", full, 2);
+            let early = VirtualResource::new(&device).unwrap();
+            driver.fail("cuMemCreate", u32::MAX, 0);
+            let later = VirtualResource::new(&device).unwrap();
+            driver.take();
+            for resource in [early, later] {
+                let layout = DeviceLayout::new(1 << 20).unwrap();
+                let block = resource.allocate(&stream, layout).unwrap();
+                let calls = driver.take();
+                let created = calls.iter().position(|line| line.starts_with("cuMemCreate"));
+                assert_eq!(calls[created.unwrap() + 1], "# prop=1,1,1,0,0,0,256,0", "{full}");
+                // SAFETY: the block is the resource's, and no work uses it.
+                unsafe { resource.deallocate(&stream, block) };
+            }
+        }
         assert_eq!(driver.alive(), before);
     });
 }

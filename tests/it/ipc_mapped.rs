@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
 /// Of the messages that go with the descriptors, in bytes.
-const MESSAGE: usize = 72;
+const MESSAGE: usize = 80;
 
 fn simulated() -> (Device, Simulator, Stream) {
     let (device, simulator) = support::simulated(SimConfig::default());
@@ -185,7 +185,7 @@ fn other_memory_is_refused() {
     let vec = DeviceVec::from_slice_in(&stream, &[1_u8], mapped(&device)).unwrap();
     let error = vec.send_to(&here).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("shares no mapped memory"), "{error}");
+    assert!(error.to_string().contains("not made to be shared"), "{error}");
     assert!((&there).read(&mut [0]).is_err(), "nothing was sent");
     drop(vec);
     simulator.check().unwrap();
@@ -216,6 +216,58 @@ fn what_does_not_fit_is_refused() {
 }
 
 /// Each word of a message with other values. What is refused leaves no memory and no descriptor open.
+/// Two vectors of one shape, whose messages mix on the way: no half of one is taken for that of the other.
+#[test]
+fn messages_of_two_vectors_are_told_apart() {
+    let (device, simulator, stream) = simulated();
+    let [one, two] = [1, 2].map(|value| {
+        let mut vec = DeviceVec::<u8>::zeroed_in(&stream, 40 * MIB, mapped(&device)).unwrap();
+        vec.fill(value).unwrap();
+        vec
+    });
+    let parts = [&one, &two].map(|vec| {
+        let (here, there) = UnixStream::pair().unwrap();
+        vec.send_to(&here).unwrap();
+        there
+    });
+    let (from, there) = UnixStream::pair().unwrap();
+    // The first of one, then all of the other.
+    relay_one(&parts[0], &from, |_| ());
+    for part in parts.iter().rev() {
+        part.set_nonblocking(true).unwrap();
+        while relay_one(part, &from, |_| ()) {}
+    }
+    drop(from);
+    let error = receive::<u8>(&stream, &there).unwrap_err();
+    assert!(error.to_string().contains("out of its order"), "{error}");
+    drop((one, two));
+    assert_eq!(simulator.live_bytes(), 0);
+    simulator.check().unwrap();
+}
+
+/// An alignment that is more than a granule's.
+#[test]
+fn elements_may_be_aligned_to_more_than_a_granule() {
+    #[derive(Clone, Copy)]
+    #[repr(C, align(65536))]
+    struct Page([u64; 8192]);
+    // SAFETY: numbers alone, and no padding: the size is the alignment.
+    unsafe impl bytemuck::Zeroable for Page {}
+    // SAFETY: as above.
+    unsafe impl Pod for Page {}
+    let (device, simulator) = support::simulated(SimConfig::default().granularity(4096));
+    let stream = device.new_stream().unwrap();
+    let virtual_memory = VirtualResource::new(&device).unwrap();
+    for pages in 1..6 {
+        let vec = DeviceVec::<Page>::zeroed_in(&stream, pages, virtual_memory.clone()).unwrap();
+        let shared = sent(&vec, &stream);
+        assert_eq!(shared.len(), pages);
+        assert_eq!(shared.as_device_ptr() % 65536, 0);
+    }
+    assert_eq!(simulator.live_bytes(), 0);
+    simulator.check().unwrap();
+}
+
 #[test]
 fn a_changed_message_is_refused() {
     if !support::in_own_process(module_path!(), "a_changed_message_is_refused") {
@@ -232,12 +284,13 @@ fn a_changed_message_is_refused() {
         (40, u64::MAX),       // bytes
         (40, 1 << 40),        // bytes: past the handles
         (48, 0),              // handles
-        (56, 1),              // index
-        (56, u64::MAX),       // index
-        (64, 0),              // bytes of the handle
-        (64, u64::MAX << 21), // bytes of the handle
-        (64, 1 << 50),        // bytes of the handle: more than it has
-        (64, 4097),           // bytes of the handle: no whole granules
+        (56, u64::MAX),       // the number of the sending
+        (64, 1),              // index
+        (64, u64::MAX),       // index
+        (72, 0),              // bytes of the handle
+        (72, u64::MAX << 21), // bytes of the handle
+        (72, 1 << 50),        // bytes of the handle: more than it has
+        (72, 4097),           // bytes of the handle: no whole granules
         (0, 7),               // what it is
         (8, 7),               // the device
     ] {
@@ -253,38 +306,41 @@ fn a_changed_message_is_refused() {
         assert!(!error.to_string().is_empty());
         refused += 1;
     }
-    assert_eq!(refused, 14);
+    assert_eq!(refused, 15);
     assert_eq!((simulator.live_bytes(), descriptors()), (bytes, descriptors_before));
     simulator.check().unwrap();
 }
 
 /// Hands messages with their descriptors on until the sender's end is closed; the first one is changed.
 fn relay(from: &UnixStream, to: &UnixStream, change: impl Fn(&mut [u8])) {
+    relay_one(from, to, change);
+    while relay_one(from, to, |_| ()) {}
+}
+
+/// Whether there was one.
+fn relay_one(from: &UnixStream, to: &UnixStream, change: impl Fn(&mut [u8])) -> bool {
     use rustix::net::*;
     use std::mem::MaybeUninit;
-    let mut is_first = true;
-    loop {
-        let mut message = [0; MESSAGE];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut place = [std::io::IoSliceMut::new(&mut message)];
-        if recvmsg(from, &mut place, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap().bytes == 0 {
-            return;
-        }
-        let came = control.drain().find_map(|came| match came {
-            RecvAncillaryMessage::ScmRights(mut all) => all.next(),
-            _ => None,
-        });
-        let descriptors = [std::os::fd::AsFd::as_fd(came.as_ref().unwrap())];
-        if std::mem::take(&mut is_first) {
-            change(&mut message);
-        }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        let sent = [std::io::IoSlice::new(&message)];
-        assert_eq!(sendmsg(to, &sent, &mut control, SendFlags::empty()).unwrap(), MESSAGE);
+    let mut message = [0; MESSAGE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut place = [std::io::IoSliceMut::new(&mut message)];
+    match recvmsg(from, &mut place, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        Ok(received) if received.bytes > 0 => assert_eq!(received.bytes, MESSAGE),
+        _ => return false,
     }
+    let came = control.drain().find_map(|came| match came {
+        RecvAncillaryMessage::ScmRights(mut all) => all.next(),
+        _ => None,
+    });
+    let descriptors = [std::os::fd::AsFd::as_fd(came.as_ref().unwrap())];
+    change(&mut message);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let sent = [std::io::IoSlice::new(&message)];
+    assert_eq!(sendmsg(to, &sent, &mut control, SendFlags::empty()).unwrap(), MESSAGE);
+    true
 }
 
 /// On each side, at each call that is made there: an error, nothing left open, and the next try is served.

@@ -14,9 +14,9 @@ use std::any::Any;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 impl VirtualCalls for CudaDriver {
-    fn granularity(&self) -> DriverResult<usize> {
+    fn granularity(&self, spec: HandleSpec) -> DriverResult<usize> {
         const RECOMMENDED: u32 = 1;
-        let prop = AllocationProp::on_device(self.context().cu_device(), HandleSpec::default());
+        let prop = AllocationProp::on_device(self.context().cu_device(), spec);
         // SAFETY: `bytes` is writable and `prop` readable for the call.
         out_param(|bytes| unsafe {
             self.relaxed()?.mem_get_granularity(bytes, &raw const prop, RECOMMENDED)
@@ -59,7 +59,10 @@ impl VirtualCalls for CudaDriver {
             return Err(DriverError::new(call, DriverError::NOT_SUPPORTED));
         }
         // SAFETY: a new descriptor, which the driver has given to the caller.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        // A program that is started meanwhile would keep the memory. CUDA's manual promises nothing.
+        let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
+        Ok(descriptor)
     }
 
     #[cfg(unix)]

@@ -11,6 +11,7 @@ use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::resource::{ImportedHandles, export_mapping, mappings_of};
 use crate::stream::{Stream, StreamCall};
+use crate::sync::trusted::unique;
 use bytemuck::Pod;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -54,6 +55,9 @@ impl DeviceBuffer {
 impl<T: Pod> DeviceVec<T> {
     /// Waits for the home stream and for every other use of the vector, and sends it to the process at the other end
     /// of a socket, which takes it by [`receive_from`](Self::receive_from). Nothing is copied: both have the memory.
+    ///
+    /// It waits until the other end has taken most of it: let the other process receive meanwhile, and one vector at a time come
+    /// over a socket.
     ///
     /// For mapped memory: of a [`VirtualResource`](crate::VirtualResource), and of a pool on
     /// [handles](crate::Handles). Other memory goes by [`ipc_handle`](Self::ipc_handle). The other process gets the whole
@@ -113,7 +117,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// What comes was sent by `send_to`. Until the vector is dropped its sender keeps the memory, and no two accesses from
     /// different processes touch the same bytes at once if one of them writes: each process waits for its own work before it tells
-    /// the other to go on.
+    /// the other to go on. The simulated device does not check this.
     #[track_caller]
     pub unsafe fn receive_from(stream: &Stream, socket: &UnixStream) -> Result<Self> {
         let _site = CallSite::enter();
@@ -124,9 +128,9 @@ impl<T: Pod> DeviceVec<T> {
         let Message { process, offset, bytes, .. } = message;
         require_whole::<T>(&message, bytes)?;
         message.require_aligned(align_of::<T>())?;
-        let memory = handles.map()?;
+        let memory = handles.map(align_of::<T>())?;
         let range = (memory.address() + offset, bytes);
-        // SAFETY: the range is in what was mapped, which begins at a granule; the caller's promise.
+        // SAFETY: the range is in what was mapped, and aligned as that is; the caller's promise.
         unsafe { vector(stream, range, process, Opened::Mapped(memory)) }
     }
 }
@@ -160,6 +164,7 @@ fn send<'s>(
         offset: range.address - first,
         bytes: range.bytes as u64,
         handles: mappings.len() as u64,
+        sending: unique(),
         index: 0,
         handle_bytes: 0,
     };
@@ -167,7 +172,7 @@ fn send<'s>(
         let descriptor = match export_mapping(device, mapping) {
             Err(error) if error.is_not_shareable() => {
                 let advice = "share memory of CudaResource, by ipc_handle";
-                return Err(refused(error, "the device shares no mapped memory", advice));
+                return Err(refused(error, "it was not made to be shared", advice));
             }
             exported => exported.with_context(&wanted)?,
         };
@@ -191,7 +196,10 @@ fn receive(device: &Device, socket: &UnixStream) -> Result<(Message, ImportedHan
             Some(handles) => handles,
             none => none.insert(ImportedHandles::new(device)?),
         };
-        let is_next = message.index == index && message.is_of(&known) && index < known.handles;
+        let is_next = message.index == index
+            && message.is_of(&known)
+            && index < known.handles
+            && !message.fits(handles.bytes());
         if !is_next || !handles.has_room_for(message.handle_bytes) {
             return Err(GOODS.missing("a message came out of its order, or was changed"));
         }
@@ -220,11 +228,13 @@ struct Message {
     bytes: u64,
     /// How many there are.
     handles: u64,
+    /// The number of this vector's messages, in its process.
+    sending: u64,
     index: u64,
     handle_bytes: u64,
 }
 
-const MESSAGE: usize = 72;
+const MESSAGE: usize = 80;
 const MAGIC: &[u8; 8] = b"AQ-MEM\0\x01";
 
 impl Message {
@@ -237,6 +247,7 @@ impl Message {
             self.offset,
             self.bytes,
             self.handles,
+            self.sending,
             self.index,
             self.handle_bytes,
         ];
@@ -249,15 +260,15 @@ impl Message {
     fn from_bytes(bytes: &[u8; MESSAGE]) -> Self {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[8..24]);
-        let mut words = [0; 6];
+        let mut words = [0; 7];
         for (word, place) in words.iter_mut().zip(bytes[24..].as_chunks().0) {
             *word = u64::from_le_bytes(*place);
         }
-        let [process, offset, bytes, handles, index, handle_bytes] = words;
-        Self { uuid, process: process as u32, offset, bytes, handles, index, handle_bytes }
+        let [process, offset, bytes, handles, sending, index, handle_bytes] = words;
+        Self { uuid, process: process as u32, offset, bytes, handles, sending, index, handle_bytes }
     }
 
-    /// Handles are mapped to whole granules, so an offset says all.
+    /// Handles are mapped to an address that is aligned so, and the offset says all.
     fn require_aligned(&self, alignment: usize) -> Result<()> {
         ensure!(
             self.offset.is_multiple_of(alignment as u64),
@@ -272,7 +283,7 @@ impl Message {
 
     /// Whether both are of one vector.
     fn is_of(&self, other: &Self) -> bool {
-        let of = |it: &Self| (it.uuid, it.process, it.offset, it.bytes, it.handles);
+        let of = |it: &Self| (it.uuid, it.process, it.offset, it.bytes, it.handles, it.sending);
         of(self) == of(other)
     }
 

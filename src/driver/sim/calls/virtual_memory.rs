@@ -25,7 +25,7 @@ const PAGE: u64 = 4096;
 const POISON_LIMIT: u64 = 16 << 20;
 
 impl VirtualCalls for SimDriver {
-    fn granularity(&self) -> DriverResult<usize> {
+    fn granularity(&self, _: HandleSpec) -> DriverResult<usize> {
         let call = self.call("cuMemGetAllocationGranularity")?;
         call.require(call.context.config.properties.virtual_memory)?;
         Ok(call.granularity() as usize)
