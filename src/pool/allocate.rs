@@ -6,7 +6,7 @@ use super::block::{
 use super::core::Pool;
 use super::local::{self, OnThreadExit};
 use super::magazine::{Cached, Limits, Magazine};
-use super::placement::Search;
+use super::placement::{LARGE, Search};
 use super::remote_frees::Freed;
 use super::slot::report;
 use super::upstream::{Failure, Upstream};
@@ -265,6 +265,7 @@ impl<U: Upstream> Pool<U> {
         }
         let stamp = slot.epochs.current();
         report(slot.free(Freed { node: node_of(token), freed_by: slot_id, stamp }));
+        self.close_behind_large(slot_id, block);
         true
     }
 
@@ -334,8 +335,29 @@ impl<U: Upstream> Pool<U> {
         };
         report(match self.defer_free_to_graph(slot, &block) {
             Some(noted) => noted,
-            None => self.free_to_owner(slot, Cached { address, token }),
+            None => {
+                let freed = self.free_to_owner(slot, Cached { address, token });
+                self.close_behind_large(slot, &block);
+                freed
+            }
         });
+    }
+
+    /// An event behind the free of a large block, where memory is mapped. What the device has done with it is known then,
+    /// whatever the stream is given next: it can move, and go back.
+    #[inline]
+    fn close_behind_large(&self, freed_by: SlotId, block: &Block) {
+        if block.bytes as u64 >= LARGE && self.upstream.mapped().is_some() {
+            self.close_epoch(freed_by);
+        }
+    }
+
+    #[cold]
+    fn close_epoch(&self, slot: SlotId) {
+        if let Some(source) = self.slot(slot).filter(|slot| slot.recording_graph() == 0) {
+            // Without an event the next one tells.
+            let _ = source.epochs.close(&self.upstream, &mut source.epochs.lock());
+        }
     }
 
     /// The slot of a stream that the thread has no magazine for, and such a magazine.

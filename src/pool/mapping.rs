@@ -125,8 +125,13 @@ impl<U: Upstream> Pool<U> {
             }
         };
         // What the device is past stays so, also what it merges with: other streams need no wait for it, and it may go back.
-        let is_complete = movable.iter().all(|it| it.order == Order::Complete);
-        let stamp = if is_complete { 0 } else { request.slot.epochs.current() };
+        // The stream's own memory has its uses behind it where they were; that of others has the wait for them.
+        let stamp = |it: &Movable| match it.order {
+            Order::Complete => 0,
+            _ if it.tag == request.tag() => it.piece.stamp,
+            Order::Ready | Order::Pending => request.slot.epochs.current(),
+        };
+        let stamp = movable.iter().map(stamp).max().unwrap_or(0);
         let old = movable.iter().filter_map(|it| self.move_out(mapped, it));
         let (bytes, failed) = self.map_all(slot, mapped, place.range, old.chain(new));
         let found = {

@@ -172,6 +172,15 @@ fn programs_that_waste() {
 /// Found by the searches, and mended since.
 #[test]
 fn programs_that_were_found() {
+    // A long kernel comes behind the free of a large block, whose handles then serve smaller ones in part alone.
+    for text in [
+        "allocate 100 1 2709520384 0 0 0; free 100 1 1 0 0; wait 0; busy 0 3; allocate 0 45 59768832 0 0 0",
+        "allocate 100 20 134217728 0 0 0; free 100 20 1 0 0; wait 0; busy 0 3; allocate 0 59 45088768 0 0 0",
+    ] {
+        let program = Program::parse(text).unwrap();
+        let ratio = on_pool(&program, Sizes::Large, Upstream::Mapped).ratio;
+        assert!(ratio > 0.1 && ratio <= 1.1, "{text}: {ratio}");
+    }
     // Memory that is complete lies beside what another stream has just freed, in the heap of that stream: 324 MiB were held
     // where 194 were in use.
     let text = "allocate 10 6 102760448 0 2 0; free 10 6 1 0 0; allocate 0 1 134217728 0 0 0; busy 2 9; \
