@@ -2,9 +2,13 @@
 //! handle keeps.
 
 use super::*;
-use crate::driver::{DeviceRange, RawHandle};
+use crate::driver::{DeviceRange, HandleSpec, RawHandle};
+#[cfg(target_os = "linux")]
+use std::os::fd::AsFd;
 
 const GRANULE: usize = 2 << 20;
+const PLAIN: HandleSpec = HandleSpec { shareable: false, rdma: false };
+const SHAREABLE: HandleSpec = HandleSpec { shareable: true, rdma: false };
 
 impl Fixture {
     fn reserve(&self, granules: usize) -> DeviceAddress {
@@ -12,7 +16,7 @@ impl Fixture {
     }
 
     fn handle(&self, granules: usize) -> RawHandle {
-        self.driver.handle_create(granules * GRANULE).unwrap()
+        self.driver.handle_create(granules * GRANULE, PLAIN).unwrap()
     }
 
     fn map(
@@ -129,8 +133,8 @@ fn what_is_no_whole_range_is_refused() {
     let (one, two, address) = (fixture.handle(1), fixture.handle(1), fixture.reserve(2));
     let second = address + GRANULE as u64;
     let codes = [
-        fixture.driver.handle_create(GRANULE - 1).map(drop),
-        fixture.driver.handle_create(0).map(drop),
+        fixture.driver.handle_create(GRANULE - 1, PLAIN).map(drop),
+        fixture.driver.handle_create(0, PLAIN).map(drop),
         fixture.driver.address_reserve(GRANULE, 3).map(drop),
         fixture.driver.address_reserve(1, GRANULE).map(drop),
         fixture.map(address, 2, one),
@@ -155,7 +159,7 @@ fn what_is_no_whole_range_is_refused() {
     fixture.set_access(address, 2).unwrap();
     fixture.unmap(address, 2).unwrap();
     fixture.free_addresses(address, 2).unwrap();
-    assert!(fixture.driver.handle_create(1 << 60).is_err(), "more than there is");
+    assert!(fixture.driver.handle_create(1 << 60, PLAIN).is_err(), "more than there is");
     fixture.clean();
 }
 
@@ -236,4 +240,41 @@ fn a_mapping_without_access_is_unmapped_beside_work_at_another_address() {
     assert!(fixture.sim.reports().is_empty());
     fixture.unmap(address, 1).unwrap();
     fixture.saw(Violation::FreeWhileInUse);
+}
+
+/// Its memory stays while any handle of it is there, or any mapping.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_handle_that_is_imported_is_one_of_its_own() {
+    let fixture = fixture();
+    let (one, two) = (fixture.reserve(1), fixture.reserve(1));
+    let handle = fixture.driver.handle_create(GRANULE, SHAREABLE).unwrap();
+    fixture.map(one, 1, handle).unwrap();
+    fixture.set_access(one, 1).unwrap();
+    let middle = one + GRANULE as u64 / 2;
+    let found = fixture.driver.allocation_range(middle).unwrap();
+    assert_eq!((found.address, found.bytes), (one, GRANULE));
+    assert!(fixture.driver.allocation_range(two).is_err(), "nothing is mapped there");
+    assert!(fixture.driver.handle_retain(two).is_err());
+    let retained = fixture.driver.handle_retain(middle).unwrap();
+    let descriptor = fixture.driver.handle_export(retained).unwrap();
+    let imported = fixture.driver.handle_import(descriptor.as_fd()).unwrap();
+    assert_ne!(imported, handle);
+    fixture.map(two, 1, imported).unwrap();
+    fixture.set_access(two, 1).unwrap();
+    let other = fixture.driver.handle_import(descriptor.as_fd()).unwrap();
+    assert_eq!(fixture.used(), GRANULE as u64, "the bytes are counted once");
+    // Those that were created, retained and imported, each once.
+    [handle, retained, imported, other].map(|handle| fixture.release(handle).unwrap());
+    assert!(fixture.release(handle).is_err() && fixture.release(imported).is_err());
+    fixture.unmap(one, 1).unwrap();
+    assert_eq!(fixture.used(), GRANULE as u64, "it is mapped elsewhere");
+    assert!(fixture.driver.handle_import(descriptor.as_fd()).is_err(), "that handle is gone");
+    fixture.unmap(two, 1).unwrap();
+    assert_eq!(fixture.used(), 0);
+    let plain = fixture.handle(1);
+    assert!(fixture.driver.handle_export(plain).is_err(), "it was not made to be shared");
+    fixture.release(plain).unwrap();
+    [one, two].map(|address| fixture.free_addresses(address, 1).unwrap());
+    fixture.clean();
 }
