@@ -61,6 +61,8 @@ fn what_one_side_writes_the_other_reads() {
     vec.fill(9).unwrap();
     stream.synchronize().unwrap();
     assert_eq!(shared.to_vec().unwrap(), [9; 3]);
+    let (here, _there) = UnixStream::pair().unwrap();
+    assert_eq!(shared.send_to(&here).unwrap_err().kind(), ErrorKind::Unsupported, "sent on");
     let error = shared.push(1).unwrap_err();
     assert!(error.to_string().contains("cannot grow"), "{error}");
     drop(shared);

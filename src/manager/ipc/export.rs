@@ -15,9 +15,6 @@ use bytemuck::Pod;
 /// Of memory that no other process can open.
 const SHAREABLE: &str = "take it from CudaResource, or from a PoolResource over it that was built with \
                          handles(Handles::Off); or from an AsyncResource that was built with shareable(true)";
-/// Of memory of which the driver knows no allocation.
-const MAPPED: &str =
-    "send mapped memory over a socket, by DeviceVec::send_to; or take it from CudaResource";
 
 impl<T: Pod> DeviceSlice<'_, T> {
     /// Waits for the vector's home stream and for every other use of this memory, and makes a handle by which
@@ -190,7 +187,9 @@ fn shareable_kind(device: &Device, range: DeviceRange) -> Result<(IpcKind, Optio
         AllocationKind::Host => "memory of the host",
         AllocationKind::Other => {
             let what = "memory that is neither of cuMemAlloc nor of a driver pool";
-            return Err(refused(device, bytes, what).with_advice(MAPPED));
+            let advice =
+                format!("send mapped memory over a socket, by DeviceVec::send_to; or {SHAREABLE}");
+            return Err(refused(device, bytes, what).with_advice(advice));
         }
     };
     Err(refused(device, bytes, what))

@@ -63,7 +63,7 @@ impl<T: Pod> DeviceVec<T> {
     /// [handles](crate::Handles). Other memory goes by [`ipc_handle`](Self::ipc_handle). The other process gets the whole
     /// handles, whose rest may be other vectors'. For what the processes owe each other see
     /// [`IpcHandle`](crate::IpcHandle); but here the memory stays whole when its own process dies, and the other one keeps
-    /// the device from getting it back.
+    /// the device from getting it back. It cannot send it on: CUDA refuses that.
     ///
     /// # Errors
     ///

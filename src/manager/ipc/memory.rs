@@ -321,7 +321,8 @@ unsafe impl DeviceResource for IpcMemory {
 
     fn allocate(&self, _stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let bytes = Count(layout.bytes(), "byte");
-        let advice = "copy the elements to a vector of your own, by copy_from";
+        let advice =
+            "copy the elements to a vector of your own, by copy_from or IpcHandle::copy_to";
         ensure!(
             layout.bytes() == 0,
             Unsupported,

@@ -139,7 +139,7 @@ impl VirtualCalls for SimDriver {
         let Some(handle) = call.handle_of(descriptor) else { return call.invalid() };
         let (handles, id) = (&mut call.state.virtual_memory.handles, unique());
         let Some(found) = handles.get(&handle.0) else { return call.invalid() };
-        let &SimHandle { device, bytes, offset, spec, .. } = found;
+        let &SimHandle { device, bytes, offset, .. } = found;
         let imported = SimHandle {
             device,
             bytes,
@@ -148,7 +148,8 @@ impl VirtualCalls for SimDriver {
             newest: None,
             mappings: 0,
             references: 1,
-            spec,
+            // A GPU exports none that it has imported.
+            spec: HandleSpec::default(),
             is_exported: true,
         };
         handles.insert(id, imported);
