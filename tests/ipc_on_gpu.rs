@@ -381,7 +381,7 @@ fn mapped_memory_goes_to_another_process() {
         assert_works(&device, &stream);
     };
     let second = |other: Other| {
-        let (device, stream) = open_device();
+        let (_, stream) = open_device();
         let start = Instant::now();
         // SAFETY: the first process keeps the memory, and waits.
         let mut whole = unsafe { DeviceVec::<u8>::receive_from(&stream, &other.socket) }.unwrap();

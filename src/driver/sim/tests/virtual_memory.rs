@@ -265,7 +265,9 @@ fn a_handle_that_is_imported_is_one_of_its_own() {
     let other = fixture.driver.handle_import(descriptor.as_fd()).unwrap();
     assert_eq!(fixture.used(), GRANULE as u64, "the bytes are counted once");
     // Those that were created, retained and imported, each once.
-    [handle, retained, imported, other].map(|handle| fixture.release(handle).unwrap());
+    for handle in [handle, retained, imported, other] {
+        fixture.release(handle).unwrap();
+    }
     assert!(fixture.release(handle).is_err() && fixture.release(imported).is_err());
     fixture.unmap(one, 1).unwrap();
     assert_eq!(fixture.used(), GRANULE as u64, "it is mapped elsewhere");
@@ -275,6 +277,8 @@ fn a_handle_that_is_imported_is_one_of_its_own() {
     let plain = fixture.handle(1);
     assert!(fixture.driver.handle_export(plain).is_err(), "it was not made to be shared");
     fixture.release(plain).unwrap();
-    [one, two].map(|address| fixture.free_addresses(address, 1).unwrap());
+    for address in [one, two] {
+        fixture.free_addresses(address, 1).unwrap();
+    }
     fixture.clean();
 }
