@@ -3,8 +3,9 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBuffer, DeviceResource, DeviceVec, ErrorKind, Handles, MissPolicy,
-    MissStep, PoolOptions, PoolResource, PoolStatistics, Result, Stream, VirtualResource,
+    CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    Handles, MissPolicy, MissStep, PoolOptions, PoolResource, PoolStatistics, Result, Stream,
+    VirtualResource,
 };
 
 const MIB: usize = 1 << 20;
@@ -587,7 +588,14 @@ fn a_large_block_is_not_refused_for_its_place() {
 /// for small blocks, a free calls no driver.
 #[test]
 fn a_large_free_is_known_before_what_comes_behind_it() {
-    let (device, simulator) = support::simulated(SimConfig::default());
+    // Checks of the pool's memory take the slow way.
+    for config in [SimConfig::default(), SimConfig::default().without_pool_checks()] {
+        a_large_free_is_known(config);
+    }
+}
+
+fn a_large_free_is_known(config: SimConfig) {
+    let (device, simulator) = support::simulated(config);
     let stream = device.new_stream().unwrap();
     let records = || simulator.call_count("cuEventRecord");
     let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
@@ -600,6 +608,12 @@ fn a_large_free_is_known_before_what_comes_behind_it() {
         let buffer = DeviceBuffer::zeroed_in(&stream, mib * MIB, pool.clone()).unwrap();
         let before = records();
         drop(buffer);
+        assert_eq!(records(), before + expected, "{mib}");
+        // Without a container it goes another way.
+        let block = pool.allocate(&stream, DeviceLayout::new(mib * MIB).unwrap()).unwrap();
+        let before = records();
+        // SAFETY: the block is the pool's, and no work uses it.
+        unsafe { pool.deallocate(&stream, block) };
         assert_eq!(records(), before + expected, "{mib}");
     }
     blocks.wait_and_trim(0).unwrap();
