@@ -56,8 +56,8 @@ impl<T: Pod> DeviceVec<T> {
     /// Waits for the home stream and for every other use of the vector, and sends it to the process at the other end
     /// of a socket, which takes it by [`receive_from`](Self::receive_from). Nothing is copied: both have the memory.
     ///
-    /// It waits until the other end has taken most of it: let the other process receive meanwhile, and one vector at a time come
-    /// over a socket.
+    /// It waits until the other end has taken most of it: let the other process receive meanwhile. One vector at a time goes over a
+    /// socket.
     ///
     /// For mapped memory: of a [`VirtualResource`](crate::VirtualResource), and of a pool on
     /// [handles](crate::Handles). Other memory goes by [`ipc_handle`](Self::ipc_handle). The other process gets the whole
