@@ -348,15 +348,18 @@ impl<U: Upstream> Pool<U> {
     #[inline]
     fn close_behind_large(&self, freed_by: SlotId, block: &Block) {
         if block.bytes as u64 >= LARGE && self.upstream.mapped().is_some() {
-            self.close_epoch(freed_by);
+            self.try_close_epoch(freed_by);
         }
     }
 
+    /// Without an event the next one tells.
     #[cold]
-    fn close_epoch(&self, slot: SlotId) {
-        if let Some(source) = self.slot(slot).filter(|slot| slot.recording_graph() == 0) {
-            // Without an event the next one tells.
-            let _ = source.epochs.close(&self.upstream, &mut source.epochs.lock());
+    fn try_close_epoch(&self, slot: SlotId) {
+        let source = self.slot(slot).filter(|slot| slot.recording_graph() == 0);
+        let Some(source) = source.filter(|_| !self.upstream.is_forked()) else { return };
+        // A free waits for no lock, and this one is held over calls of the driver.
+        if let Some(mut record) = source.epochs.try_lock() {
+            let _ = source.epochs.close(&self.upstream, &mut record);
         }
     }
 

@@ -119,6 +119,11 @@ impl<U: Upstream> StreamEpochs<U> {
         self.record.lock()
     }
 
+    /// For what waits for no lock.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ClosedEpochs<U>>> {
+        self.record.try_lock()
+    }
+
     /// Closes the current epoch: the event covers every free so far.
     pub(super) fn close(
         &self,

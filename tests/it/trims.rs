@@ -3,8 +3,8 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, Handles,
-    PoolResource, Stream, VirtualResource,
+    AsyncResource, CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec,
+    ErrorKind, Handles, PoolResource, Stream, VirtualResource,
 };
 use std::time::{Duration, Instant};
 
@@ -251,4 +251,46 @@ fn a_trim_of_a_driver_pool_tells_what_went_back() {
     if device.simulator().is_none() {
         assert!(before >= 64 << 20, "{before}");
     }
+}
+
+/// A kernel that comes behind the free is no reason to hold the memory, since an event came before it. Where nothing is mapped, and
+/// for small blocks, a free calls no driver.
+#[test]
+fn a_large_free_is_known_before_what_comes_behind_it() {
+    // Checks of the pool's memory take the slow way.
+    for config in [SimConfig::default(), SimConfig::default().without_pool_checks()] {
+        a_large_free_is_known(config);
+    }
+}
+
+fn a_large_free_is_known(config: SimConfig) {
+    let (device, simulator) = support::simulated(config);
+    let stream = device.new_stream().unwrap();
+    let records = || simulator.call_count("cuEventRecord");
+    let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+    let blocks = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off);
+    let blocks = blocks.build().unwrap();
+    for (mib, expected) in [(31, 0), (32, 1), (500, 1)] {
+        let before = records();
+        drop(DeviceBuffer::zeroed_in(&stream, mib * MIB, blocks.clone()).unwrap());
+        assert_eq!(records(), before, "{mib}");
+        let buffer = DeviceBuffer::zeroed_in(&stream, mib * MIB, pool.clone()).unwrap();
+        let before = records();
+        drop(buffer);
+        assert_eq!(records(), before + expected, "{mib}");
+        // Without a container it goes another way.
+        let block = pool.allocate(&stream, DeviceLayout::new(mib * MIB).unwrap()).unwrap();
+        let before = records();
+        // SAFETY: the block is the pool's, and no work uses it.
+        unsafe { pool.deallocate(&stream, block) };
+        assert_eq!(records(), before + expected, "{mib}");
+    }
+    blocks.wait_and_trim(0).unwrap();
+    stream.synchronize().unwrap();
+    simulator.stall(&stream).unwrap();
+    assert!(pool.pool_size() >= 500 * MIB);
+    pool.trim(0).unwrap();
+    assert_eq!(pool.pool_size(), 0);
+    simulator.resume(&stream).unwrap();
+    simulator.check().unwrap();
 }
