@@ -123,11 +123,11 @@ pool_rows() {
   if [ -n "$TORCH" ]; then
     run torch "$LIMIT" "$OUT/torch_peer"
     run torch_traffic "$LIMIT" "$OUT/torch_traffic_peer" "$traces"/*.txt
-    # Older versions of PyTorch read the second name.
-    for settings in expandable_segments:True backend:cudaMallocAsync; do
-      run torch_traffic "$LIMIT" env PYTORCH_ALLOC_CONF=$settings \
-        PYTORCH_CUDA_ALLOC_CONF=$settings "$OUT/torch_traffic_peer" "$traces"/*.txt
-    done
+    # Older versions of PyTorch read the second name. expandable_segments:True crashes in this program
+    # (PyTorch 2.11), outside of Python.
+    settings=backend:cudaMallocAsync
+    run torch_traffic "$LIMIT" env PYTORCH_ALLOC_CONF=$settings \
+      PYTORCH_CUDA_ALLOC_CONF=$settings "$OUT/torch_traffic_peer" "$traces"/*.txt
     run torch_host "$LIMIT" "$OUT/torch_host_peer"
   else
     echo "# no PyTorch: its rows are missing" | tee -a "$ROWS" >&2
