@@ -582,3 +582,31 @@ fn a_large_block_is_not_refused_for_its_place() {
     blocks.into_iter().for_each(|block| support::free(&pool, &stream, block));
     simulator.check().unwrap();
 }
+
+/// Memory that moves within a stream, and what is left of it: another stream gets it behind the uses that are pending where it was.
+#[test]
+fn what_is_left_of_a_move_is_behind_its_former_uses() {
+    let (device, simulator) = support::simulated(SimConfig::default().granularity(4096));
+    let [first, second] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = options(&device).maximum_size(16 << 10).build().unwrap();
+    let mut all: Vec<_> =
+        (0..4).map(|value| bytes(&first, &pool, 4 << 10, value).unwrap()).collect();
+    device.synchronize().unwrap();
+    simulator.stall(&first).unwrap();
+    for index in [0, 2] {
+        all[index].fill(9).unwrap();
+    }
+    let kept: Vec<_> = [3, 1].map(|index| all.swap_remove(index)).into();
+    drop(all);
+    // SAFETY: nothing reads it.
+    let moved = unsafe { DeviceVec::<u8>::uninit_in(&first, (8 << 10) - 256, pool.clone()) };
+    let moved = moved.unwrap();
+    let mut rest = bytes(&second, &pool, 256, 5).unwrap();
+    rest.fill(6).unwrap();
+    simulator.resume(&first).unwrap();
+    assert_bytes(&rest, 6);
+    device.synchronize().unwrap();
+    assert_bytes(&rest, 6);
+    drop((moved, kept, rest));
+    simulator.check().unwrap();
+}

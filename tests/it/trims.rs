@@ -294,3 +294,24 @@ fn a_large_free_is_known(config: SimConfig) {
     simulator.resume(&stream).unwrap();
     simulator.check().unwrap();
 }
+
+/// A handle in which two streams have freed a part each goes back when both are done.
+#[test]
+fn a_handle_of_two_streams_goes_back() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let [first, second] = [(); 2].map(|()| device.new_stream().unwrap());
+    let pool = mapped(&device);
+    let half = DeviceLayout::new(MIB).unwrap();
+    let [one, two] = [(); 2].map(|()| pool.allocate(&first, half).unwrap());
+    assert_eq!(pool.pool_size(), 2 * MIB, "one handle");
+    second.wait_for(&first).unwrap();
+    // SAFETY: the blocks are the pool's, no work uses them, and the second stream is behind the first.
+    unsafe {
+        pool.deallocate(&first, one);
+        pool.deallocate(&second, two);
+    }
+    device.synchronize().unwrap();
+    pool.trim(0).unwrap();
+    assert_eq!(pool.pool_size(), 0);
+    simulator.check().unwrap();
+}
