@@ -3,10 +3,11 @@
 
 use crate::kernels::delay;
 use crate::rows::{MIB, POOL, nanoseconds, number};
-use crate::subject::{Bench, Plain, must};
+use crate::subject::{Bench, Calls, Plain, must};
 use crate::traffic::{Step, Traffic, all};
 use crate::workloads::{Pool, STREAMS, churn, median3};
-use aquifer::{DeviceLayout, DeviceResource, Stream};
+use aquifer::{DeviceLayout, DeviceResource, Event, Stream};
+use std::collections::VecDeque;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
@@ -67,9 +68,23 @@ pub(crate) fn footprint(bench: &Bench) {
             println!("# {}: not written: {error}", traffic.name);
         }
         let pool = bench.pool_of(0);
-        let time = play(bench, &traffic, &pool);
+        let calls = Calls::begin(bench, &pool);
+        let time = play(bench, &traffic, Memory::Of(&pool));
+        let (made, now) = (calls.made(), pool.statistics());
         nanoseconds(POOL, &format!("{} host time", traffic.name), time);
+        println!(
+            "# {}: {} misses, {} steals; calls: {made:?}",
+            traffic.name, now.misses, now.steals
+        );
         rows(traffic.name, &pool, traffic.peak);
+        // What launches, orders and waits take.
+        let time = play(bench, &traffic, Memory::None);
+        nanoseconds("driver", &format!("{} host time without memory", traffic.name), time);
+        if let Some(blocks) = traffic.in_turn {
+            let time = play(bench, &traffic, Memory::Ring(blocks, VecDeque::new()));
+            let workload = format!("{} host time with {blocks} blocks in turn", traffic.name);
+            nanoseconds("driver", &workload, time);
+        }
     }
     together(bench);
     workers(bench);
@@ -96,8 +111,17 @@ fn churn_rows(bench: &Bench) {
     nanoseconds(POOL, "churn 16 threads from an empty pool", time);
 }
 
+/// What serves the steps of a program.
+enum Memory<'a> {
+    Of(&'a Plain),
+    None,
+    /// So many blocks in turn: each allocation waits for the free of so many before it, and no more. No allocator that
+    /// holds as much is faster, where blocks are freed in the order in which they were allocated.
+    Ring(usize, VecDeque<Event>),
+}
+
 /// Nanoseconds of the host for each call, of which some give work.
-fn play(bench: &Bench, traffic: &Traffic, pool: &Plain) -> f64 {
+fn play(bench: &Bench, traffic: &Traffic, mut memory: Memory<'_>) -> f64 {
     let streams: Vec<Stream> = (0..traffic.streams).map(|_| bench.stream()).collect();
     let mut blocks: Vec<_> = (0..traffic.slots()).map(|_| None).collect();
     let start = Instant::now();
@@ -105,13 +129,30 @@ fn play(bench: &Bench, traffic: &Traffic, pool: &Plain) -> f64 {
         match *step {
             Step::Allocate { slot, stream, bytes } => {
                 let layout = must(DeviceLayout::new(bytes as usize));
-                blocks[slot] = Some(must(pool.allocate(&streams[stream], layout)));
+                match &mut memory {
+                    Memory::Of(pool) => {
+                        blocks[slot] = Some(must(pool.allocate(&streams[stream], layout)));
+                    }
+                    Memory::Ring(count, freed) if slot >= *count => {
+                        freed
+                            .pop_front()
+                            .iter()
+                            .for_each(|event| must(streams[stream].wait(event)));
+                    }
+                    Memory::Ring(..) | Memory::None => {}
+                }
             }
             Step::Free { slot, stream } => {
-                if let Some(block) = blocks[slot].take() {
-                    // SAFETY: of this pool, given back once. A program orders the stream after all
-                    // that uses the block.
-                    unsafe { pool.deallocate(&streams[stream], block) };
+                match &mut memory {
+                    Memory::Of(pool) => {
+                        if let Some(block) = blocks[slot].take() {
+                            // SAFETY: of this pool, given back once. A program orders the stream after all
+                            // that uses the block.
+                            unsafe { pool.deallocate(&streams[stream], block) };
+                        }
+                    }
+                    Memory::Ring(_, freed) => freed.push_back(must(streams[stream].record())),
+                    Memory::None => {}
                 }
             }
             Step::Order { stream, before } => must(streams[stream].wait_for(&streams[before])),

@@ -28,11 +28,14 @@ pub(crate) struct Traffic {
     live: u64,
     pub(crate) peak: u64,
     pub(crate) streams: usize,
+    /// Where blocks are freed in the order of their allocations: how many of them the target of 1.2 times the peak allows.
+    pub(crate) in_turn: Option<usize>,
 }
 
 impl Traffic {
     fn new(name: &'static str, streams: usize) -> Self {
-        Self { name, steps: Vec::new(), blocks: Vec::new(), live: 0, peak: 0, streams }
+        let (steps, blocks) = (Vec::new(), Vec::new());
+        Self { name, steps, blocks, live: 0, peak: 0, streams, in_turn: None }
     }
 
     pub(crate) fn slots(&self) -> usize {
@@ -195,6 +198,7 @@ fn phases(phases: usize) -> Traffic {
 fn hand_over(name: &'static str, size: u64, ahead: usize, blocks: u64) -> Traffic {
     let (consumer, producer) = (0, 1);
     let mut traffic = Traffic::new(name, 2);
+    traffic.in_turn = Some(ahead * 6 / 5);
     let mut made = VecDeque::new();
     for number in 0..blocks {
         made.push_back(traffic.allocate(size + number % 7 * 4096, producer));
