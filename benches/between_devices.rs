@@ -31,7 +31,7 @@ fn row(what: &str, bytes: usize, value: f64, unit: &str) {
 }
 
 fn main() -> Result<(), Error> {
-    let found = Device::detect()?;
+    let found = Device::detect_or_simulate()?;
     let on_gpus = found.kind() == BackendKind::Cuda && Device::count()? > 1;
     let open = |ordinal| match on_gpus {
         true => Device::open(ordinal),

@@ -100,7 +100,7 @@ fn cases(name: &str, device: &Device, allocator: &impl Allocator) {
 }
 
 fn main() -> aquifer::Result<()> {
-    let device = Device::detect()?;
+    let device = Device::detect_or_simulate()?;
     let pinned = PinnedResource::new(&device)?;
     println!("# {device}");
     println!("allocator,case,bytes,ns a pair at least,ns a pair,driver calls a pair");

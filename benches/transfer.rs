@@ -32,7 +32,7 @@ fn row(what: &str, bytes: usize, value: f64, unit: &str) {
 }
 
 fn main() -> Result<(), Error> {
-    let found = Device::detect()?;
+    let found = Device::detect_or_simulate()?;
     let simulated = found.kind() == BackendKind::Simulated;
     let device = match simulated {
         true => Device::simulated(SimConfig::default().without_pool_checks()),

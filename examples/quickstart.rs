@@ -80,7 +80,7 @@ fn run() -> Result<bool, Failure> {
         }
         Err(wrong) => wrong.exit(),
     };
-    let device = Device::detect()?;
+    let device = Device::detect_or_simulate()?;
     let file = read(path, &device)?;
     let expected = count_on_cpu(&file);
 

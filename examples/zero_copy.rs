@@ -50,7 +50,7 @@ fn run() -> Outcome {
         Err(help) if !help.use_stderr() => return say(help.render().to_string().trim_end()),
         Err(wrong) => wrong.exit(),
     }
-    let device = Device::detect()?;
+    let device = Device::detect_or_simulate()?;
     let stream = device.new_stream()?;
 
     let mut values: Vec<u32, MappedAlloc> = Vec::with_capacity_in(1000, MappedAlloc);

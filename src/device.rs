@@ -1,24 +1,28 @@
 //! Devices: one GPU each, or the simulated one.
 
+#[cfg(feature = "sim")]
 mod checked;
+mod detect;
+#[cfg(feature = "sim")]
+mod simulated;
 
 #[cfg(feature = "cuda")]
 use crate::driver::cuda::{self, CudaDriver};
-use crate::driver::sim::{SimConfig, SimDriver, Simulator};
 use crate::driver::{
     BackendKind, DeviceProperties, Driver, ErrorContext, MemoryInfo, RawEvent, is_forked_child,
     not_forked,
 };
 use crate::error::{Error, ErrorKind, Result, ensure};
-use crate::impls::{debug_struct, variable};
+use crate::impls::debug_struct;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use crate::sync::{Arc, Weak};
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaContext;
-use std::ffi::OsString;
 use std::fmt;
 
+#[cfg(feature = "sim")]
 pub use checked::CheckedDevice;
+pub(crate) use detect::asks_for_gpu;
 
 /// Recycled events that a device keeps at most; more are destroyed.
 const SPARE_EVENTS: usize = 1024;
@@ -32,8 +36,9 @@ const SPARE_EVENTS: usize = 1024;
 /// ```
 /// use aquifer::Device;
 ///
-/// // A GPU where a driver and a device are there, else the simulated device, with a warning.
-/// let device = Device::detect()?;
+/// // A GPU where a driver and a device are there, else the simulated device, with a warning. A program that is for
+/// // a GPU alone calls `detect`.
+/// let device = Device::detect_or_simulate()?;
 /// println!("{device}: {} bytes free", device.memory_info()?.free);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
@@ -140,137 +145,6 @@ impl Device {
         Err(without_cuda("the GPUs were to be counted by a build without CUDA".into()))
     }
 
-    /// A new simulated device. It needs no GPU, no driver and no toolkit.
-    pub fn simulated(config: SimConfig) -> Self {
-        // Where the system has no room for the handler, a forked child is merely not recognised.
-        let _ = crate::driver::fork::install_handler();
-        Self::with_driver(SimDriver::open(config))
-    }
-
-    /// Another simulated device, in the machine of this one: work of either may use page-locked memory of both, as in
-    /// a machine with several GPUs. So freed page-locked memory waits for both. Beside a GPU it is alone.
-    ///
-    /// ```
-    /// use aquifer::{Device, sim::SimConfig};
-    ///
-    /// let one = Device::simulated(SimConfig::default());
-    /// let two = one.simulated_beside(SimConfig::default().ordinal(1));
-    /// assert_ne!(one, two);
-    /// ```
-    pub fn simulated_beside(&self, config: SimConfig) -> Self {
-        match self.kind() {
-            BackendKind::Simulated => {
-                Self::of_machine(SimDriver::open(config), Arc::clone(&self.inner.machine))
-            }
-            BackendKind::Cuda => Self::simulated(config),
-        }
-    }
-
-    /// The device that a program uses unless it names one: GPU 0 where a driver and a GPU are
-    /// there, else one simulated device for the whole process, with one [`tracing`](https://docs.rs/tracing) warning. The
-    /// answer is found once.
-    ///
-    /// The environment decides otherwise: `AQUIFER_BACKEND=cuda` wants the GPU and fails without
-    /// it, `AQUIFER_BACKEND=sim` wants the simulated device. That is configured by
-    /// [`SimConfig::from_env`], by `AQUIFER_SIM_SEED` and others.
-    /// An empty variable counts as one that is not set.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else, or a variable of the simulated
-    /// device where that is made; [`ErrorKind::Forked`] in the child of a fork; what
-    /// [`open`](Self::open) gives if it is `cuda`, or if a GPU is there and does not open.
-    pub fn detect() -> Result<Self> {
-        static FOUND: Mutex<Option<Device>> = Mutex::new(None);
-        not_forked("a device")?;
-        let mut found = FOUND.lock();
-        if let Some(device) = &*found {
-            return Ok(device.clone());
-        }
-        let (device, missing) = Self::choose(&variable)?;
-        *found = Some(device.clone());
-        // Not under the lock: a subscriber may use the crate.
-        drop(found);
-        if let Some(error) = missing {
-            // Without the advice of the error, which this device is.
-            let error = error.message();
-            crate::debug_log::event!(
-                warn,
-                error,
-                "no GPU: using a simulated device; AQUIFER_BACKEND=sim asks for one without a warning"
-            );
-        }
-        Ok(device)
-    }
-
-    /// All devices that a program uses unless it names them: each GPU, in the order of their numbers; where
-    /// [`detect`](Self::detect) finds none, its simulated device and others like it, two in all or as many as the
-    /// variable `AQUIFER_SIM_DEVICES` says. They are the same ones at each call.
-    ///
-    /// ```
-    /// use aquifer::Device;
-    ///
-    /// let devices = Device::detect_all()?;
-    /// assert_eq!(devices[0], Device::detect()?);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`detect`](Self::detect), and [`ErrorKind::Environment`] if `AQUIFER_SIM_DEVICES` is no number above 0.
-    pub fn detect_all() -> Result<Vec<Self>> {
-        static SIMULATED: Mutex<Vec<Device>> = Mutex::new(Vec::new());
-        let first = Self::detect()?;
-        if first.kind() == BackendKind::Cuda {
-            return (0..Self::count()?).map(Self::open).collect();
-        }
-        let count = simulated_count(&variable)?;
-        let config = SimConfig::from_env()?;
-        let mut simulated = SIMULATED.lock();
-        for ordinal in simulated.len() + 1..count {
-            let seed = config.seed.wrapping_add(ordinal as u64);
-            simulated.push(first.simulated_beside(config.clone().ordinal(ordinal).seed(seed)));
-        }
-        Ok([first].into_iter().chain(simulated.iter().take(count - 1).cloned()).collect())
-    }
-
-    /// The device that the environment and the machine choose, and what was missing of a GPU where
-    /// the device only takes the place of one. `variable` reads the environment.
-    fn choose(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<(Self, Option<Error>)> {
-        let simulated = || SimConfig::from_variables(variable).map(Self::simulated);
-        let backend = variable("AQUIFER_BACKEND");
-        match backend.as_deref().map(|value| value.to_str().ok_or(value)) {
-            Some(Ok("cuda")) => Self::open(0).map(|device| (device, None)).map_err(|error| {
-                let is_missing = matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice);
-                let error = error.within("AQUIFER_BACKEND=cuda asks for a GPU");
-                match is_missing {
-                    true => error.with_advice(match cfg!(feature = "cuda") {
-                        true => {
-                            "install the NVIDIA driver, or unset AQUIFER_BACKEND, or set it to `sim`"
-                        }
-                        false => {
-                            "build with the feature `cuda`, or unset AQUIFER_BACKEND, or set it to `sim`"
-                        }
-                    }),
-                    false => error,
-                }
-            }),
-            Some(Ok("sim")) => Ok((simulated()?, None)),
-            Some(other) => {
-                let other = other.map_or_else(|value| format!("{value:?}"), |text| format!("{text:?}"));
-                let what = format!("AQUIFER_BACKEND is {other}, which names no backend");
-                Err(Error::new(ErrorKind::Environment, what)
-                    .with_advice("set it to `cuda` or to `sim`, or unset it"))
-            }
-            None => match Self::open(0) {
-                Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
-                    Ok((simulated()?, Some(error)))
-                }
-                found => Ok((found?, None)),
-            },
-        }
-    }
-
     /// The device of a cudarc context, sharing that very context: the streams made here count in
     /// cudarc's event tracking. Keep one `Arc<CudaContext>` for each GPU in a program.
     ///
@@ -319,12 +193,6 @@ impl Device {
             "give the kernel a host form, and launch it by Stream::launch, which runs on a GPU too; copy and \
              fill by DeviceVec; or use a CUDA device",
         )
-    }
-
-    /// The handle on the simulation behind this device: its reports, its failures to inject. `None`
-    /// on a GPU.
-    pub fn simulator(&self) -> Option<Simulator> {
-        self.driver().as_any().downcast_ref().map(SimDriver::simulator)
     }
 
     /// The program gets an address of host memory for kernels, and nothing tells how long they use it.
@@ -518,22 +386,10 @@ impl Device {
     }
 }
 
-/// How many simulated devices stand for all GPUs.
-fn simulated_count(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<usize> {
-    const NAME: &str = "AQUIFER_SIM_DEVICES";
-    let Some(value) = variable(NAME) else { return Ok(2) };
-    let count = value.to_str().and_then(|value| value.parse().ok()).filter(|&count| count > 0);
-    count.ok_or_else(|| {
-        let what = format!("{NAME} is {value:?}, which is none of its values");
-        Error::new(ErrorKind::Environment, what)
-            .with_advice("set it to a number of devices above 0, or unset it")
-    })
-}
-
 #[cfg(not(feature = "cuda"))]
 fn without_cuda(what: String) -> Error {
     Error::new(ErrorKind::NoDriver, what)
-        .with_advice("build with the feature `cuda`, or use Device::simulated")
+        .with_advice("build with the feature `cuda`, or take a simulated device")
 }
 
 impl PartialEq for Device {

@@ -1,7 +1,7 @@
 //! Points in a stream.
 
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{DriverResult, ErrorContext, RawEvent, call_not_forked, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::sync::thread_id;

@@ -1,8 +1,9 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs, missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Without CUDA, parts of the lower modules that its backend alone uses are dead.
-#![cfg_attr(not(feature = "cuda"), allow(dead_code))]
+// Without one of the backends, parts of the lower modules that it alone uses are dead.
+#![cfg_attr(not(all(feature = "cuda", feature = "sim")), allow(dead_code))]
+#![cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(unused_imports, unused_macros))]
 #![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
 
 #[cfg(all(feature = "std-allocator", not(aquifer_std_allocator)))]
@@ -48,7 +49,10 @@ pub use container::{
     DeviceBox, DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec,
     DeviceVecParts, DeviceWrite, Growth, Launch, On, OnMut, StreamRef,
 };
-pub use device::{CheckedDevice, Device};
+#[cfg(feature = "sim")]
+pub use device::CheckedDevice;
+pub use device::Device;
+#[cfg(feature = "sim")]
 pub use driver::sim;
 pub use driver::{
     BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo, ReduceOp,
@@ -121,7 +125,7 @@ pub use half;
 ///
 /// # #[cfg(feature = "cuda")]
 /// fn main() -> aquifer::Result<()> {
-///     let stream = Device::detect()?.new_stream()?;
+///     let stream = Device::detect_or_simulate()?.new_stream()?;
 ///     // SAFETY: the kernel touches nothing.
 ///     unsafe { stream.launch(&NOTHING).launch(LaunchConfig::for_num_elems(1))? };
 ///     stream.synchronize()
@@ -130,10 +134,12 @@ pub use half;
 /// # fn main() {}
 /// ```
 pub mod prelude {
+    #[cfg(feature = "sim")]
+    pub use crate::CheckedDevice;
     pub use crate::{
-        CheckedDevice, Communicator, Device, DeviceBox, DeviceBuffer, DeviceRead, DeviceResource,
-        DeviceScalar, DeviceVec, DeviceWrite, Group, HostArgs, Kernel, MappedAlloc, PinnedAlloc,
-        PoolResource, ReduceOp, Stream, StreamRef, Transfer,
+        Communicator, Device, DeviceBox, DeviceBuffer, DeviceRead, DeviceResource, DeviceScalar,
+        DeviceVec, DeviceWrite, Group, HostArgs, Kernel, MappedAlloc, PinnedAlloc, PoolResource,
+        ReduceOp, Stream, StreamRef, Transfer,
     };
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn simulated_device(capacity: u64) -> Device {
 }
 
 fn run(groups: &[Group], options: &Options) -> Result<()> {
-    let found = Device::detect()?;
+    let found = Device::detect_or_simulate()?;
     let simulated = found.kind() == BackendKind::Simulated;
     let device = match simulated {
         // The largest traces have 16000 MiB live. Memory that nobody writes takes none of the host.

@@ -178,7 +178,19 @@ impl Drop for OpenStream {
     }
 }
 
-/// A device by its number. Without a GPU, or with `AQUIFER_BACKEND=sim`, 0 is the simulated device.
+/// From now on device 0 is a simulated one where there is no GPU. A device that was asked for before stays what it was.
+///
+/// # Errors
+///
+/// Where there is no device all the same.
+pub fn simulate() -> Result<Device> {
+    not_forked()?;
+    stack::simulate();
+    stack::device(0)
+}
+
+/// A device by its number. With `AQUIFER_BACKEND=sim`, or after [`simulate`] where there is no GPU, 0 is the simulated
+/// device.
 ///
 /// # Errors
 ///

@@ -12,6 +12,7 @@ use aquifer_rs::{
 };
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 /// Without a text and without the variable.
@@ -335,14 +336,26 @@ fn route_of(state: &State, key: (u64, u64), stream: u32) -> Option<Arc<Route>> {
     capture.routes.iter().find(is_its).cloned()
 }
 
-/// A device by its number. Without a GPU, or with `AQUIFER_BACKEND=sim`, 0 is the simulated device.
+/// Whether device 0 is a simulated one where there is no GPU. Relaxed: a caller is told by whoever asked for it.
+static SIMULATES: AtomicBool = AtomicBool::new(false);
+
+/// From now on device 0 is a simulated one where there is no GPU.
+pub(crate) fn simulate() {
+    SIMULATES.store(true, Ordering::Relaxed);
+}
+
+/// A device by its number. With `AQUIFER_BACKEND=sim`, or after [`simulate`] where there is no GPU, 0 is the simulated
+/// device.
 pub(crate) fn device(ordinal: i32) -> Result<Device> {
     let ordinal = usize::try_from(ordinal).map_err(|_| {
         let message = format!("{ordinal} is no device's number (count from 0)");
         Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message)
     })?;
     fork::install_handler();
-    let detected = Device::detect()?;
+    let detected = match SIMULATES.load(Ordering::Relaxed) {
+        true => Device::detect_or_simulate()?,
+        false => Device::detect()?,
+    };
     if ordinal == 0 {
         return Ok(detected);
     }

@@ -59,7 +59,7 @@ fn run() -> Outcome {
         Err(help) if !help.use_stderr() => return say(help.render().to_string().trim_end()),
         Err(wrong) => wrong.exit(),
     }
-    let device = Device::detect()?;
+    let device = Device::detect_or_simulate()?;
     say(&device)?;
     let stream = device.new_stream()?;
     let pool = PoolResource::builder(CudaResource::new(&device)).initial_size(1 << 28).build()?;

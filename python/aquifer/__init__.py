@@ -33,6 +33,7 @@ from aquifer._aquifer import (
     device_name,
     is_simulated,
     memory_info,
+    simulate,
 )
 from aquifer._map import MemoryMap, memory_map
 from aquifer._reinitialize import (
@@ -81,6 +82,7 @@ __all__ = [
     "register_reinitialize_hook",
     "reinitialize",
     "set_allocators",
+    "simulate",
     "statistics",
     "to_device",
     "unregister_reinitialize_hook",

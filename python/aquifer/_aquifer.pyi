@@ -31,6 +31,7 @@ __all__ = [
     "numpy_page_locked_blocks",
     "numpy_set_handler",
     "set_per_device_resource",
+    "simulate",
 ]
 
 __version__: str
@@ -296,13 +297,16 @@ class HostMemory:
         """The size in bytes."""
 
 def device_count() -> int:
-    """How many devices there are: 1, the simulated one, without a GPU."""
+    """How many devices there are: 1 where that is the simulated one."""
 
 def current_device() -> int:
     """The number of the calling thread's current device: 0 unless a library has chosen another."""
 
 def device_name(device: int | None = None) -> str:
     """A device's name."""
+
+def simulate() -> None:
+    """From now on device 0 is a simulated one where there is no GPU. Call it before anything else asks for a device."""
 
 def is_simulated() -> bool:
     """Whether device 0 is the simulated one, whose memory is the host's and on which no kernel runs."""

@@ -53,10 +53,10 @@ pub(crate) fn current_ordinal() -> i32 {
     }
 }
 
-/// How many devices there are: 1, the simulated one, without a GPU.
+/// How many devices there are: 1 where that is the simulated one.
 #[pyfunction]
 pub(crate) fn device_count(py: Python<'_>) -> PyResult<usize> {
-    if device(py, 0)?.simulator().is_some() {
+    if device(py, 0).is_ok_and(|device| device.simulator().is_some()) {
         return Ok(1);
     }
     Ok(Device::count().map_err(Raised::from)?)
@@ -76,6 +76,13 @@ pub(crate) fn device_name(
     #[pyo3(from_py_with = argument)] device: Option<i32>,
 ) -> PyResult<String> {
     Ok(self::device(py, device.unwrap_or_else(current_ordinal))?.name().to_owned())
+}
+
+/// From now on device 0 is a simulated one where there is no GPU. Call it before anything else asks for a device.
+#[pyfunction]
+pub(crate) fn simulate(py: Python<'_>) -> PyResult<()> {
+    detach(py, embedded::simulate).map_err(Raised::from)?;
+    Ok(())
 }
 
 /// Whether device 0 is the simulated one, whose memory is the host's and on which no kernel runs.

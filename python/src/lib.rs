@@ -54,6 +54,7 @@ fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(device::current_device, module)?)?;
     module.add_function(wrap_pyfunction!(device::device_name, module)?)?;
     module.add_function(wrap_pyfunction!(device::is_simulated, module)?)?;
+    module.add_function(wrap_pyfunction!(device::simulate, module)?)?;
     module.add_function(wrap_pyfunction!(device::memory_info, module)?)?;
     module.add_function(wrap_pyfunction!(stream::default_stream, module)?)?;
     module.add_function(wrap_pyfunction!(current::get_per_device_resource, module)?)?;

@@ -54,7 +54,7 @@ fn main() -> Result<()> {
         log => (log.map(PathBuf::from), None),
     };
     ensure!(arguments.next().is_none(), "replay [LOG | --keep FOLDER]");
-    let device = Device::detect()?;
+    let device = Device::detect_or_simulate()?;
     let simulated = device.kind() == BackendKind::Simulated;
     let note = if simulated { ", SMALL COUNTS: no measurement" } else { "" };
     println!("# {device}, driver {}{note}", device.properties().driver_version);

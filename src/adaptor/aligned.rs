@@ -25,7 +25,7 @@ use crate::sync::Arc;
 /// ```
 /// use aquifer::{AlignedAdaptor, CudaResource, Device, DeviceLayout, DeviceResource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let pages = AlignedAdaptor::new(CudaResource::new(&device), 4096, 65_536)?;
 /// let block = pages.allocate(&stream, DeviceLayout::new(65_536)?)?;

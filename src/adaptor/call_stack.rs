@@ -21,7 +21,7 @@ const MAX_FRAMES: usize = 128;
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TrackingAdaptor};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let tracking = TrackingAdaptor::builder(CudaResource::new(&device)).capture_backtraces(true);
 /// let tracking = tracking.build();

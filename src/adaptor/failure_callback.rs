@@ -36,7 +36,7 @@ const MAX_RETRIES: u32 = 16;
 /// use aquifer::{CudaResource, Device, DeviceVec, FailureCallbackAdaptor, LimitingAdaptor};
 /// use std::sync::{Arc, Mutex};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let limited = Arc::new(LimitingAdaptor::new(CudaResource::new(&device), 1 << 20));
 /// let spare = DeviceVec::<u8>::zeroed_in(&stream, 1 << 20, limited.clone())?;
@@ -90,7 +90,7 @@ impl<U> FailureCallbackAdaptor<U> {
 /// ```
 /// use aquifer::{CudaResource, Device, ErrorKind, FailureCallbackAdaptor};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let once = FailureCallbackAdaptor::builder(CudaResource::new(&device))
 ///     .for_kind(ErrorKind::Driver)
 ///     .max_retries(1)

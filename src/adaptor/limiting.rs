@@ -33,7 +33,7 @@ use crate::sync::trusted::{AtomicUsize, Ordering};
 /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, LimitingAdaptor};
 /// use std::sync::Arc;
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let limited = Arc::new(LimitingAdaptor::new(CudaResource::new(&device), 1024));
 /// let vec = DeviceVec::<u8>::zeroed_in(&stream, 700, limited.clone())?;
@@ -75,7 +75,7 @@ impl<U> LimitingAdaptor<U> {
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, LimitingAdaptor};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;
     /// let exact = LimitingAdaptor::with_alignment(CudaResource::new(&device), 1000, 1)?;
     /// let _vec = DeviceVec::<u8>::zeroed_in(&stream, 999, exact.clone())?;

@@ -70,7 +70,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 /// # std::fs::create_dir_all(&folder).unwrap();
 /// // `path` is where the file is to be.
 /// # let path = folder.join("memory.csv");
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let logged = LoggingAdaptor::new(PoolResource::new(CudaResource::new(&device))?, &path)?;
 /// drop(DeviceVec::<f32>::zeroed_in(&stream, 1000, logged.clone())?);
@@ -278,7 +278,7 @@ enum LogTarget {
 /// ```
 /// use aquifer::{CudaResource, Device, LogFormat, LoggingAdaptor};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let logged = LoggingAdaptor::builder(CudaResource::new(&device))
 ///     .writer(Box::new(std::io::stderr()))
 ///     .format(LogFormat::Events)

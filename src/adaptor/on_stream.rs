@@ -1,6 +1,6 @@
 //! A resource bound to a stream.
 
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 /// use allocator_api2::vec::Vec;
 /// use aquifer::{Device, OnStream, PinnedResource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let pinned = PinnedResource::new(&device)?;
 /// let on_stream = OnStream::new(pinned, &device.new_stream()?)?;
 /// let mut vec = Vec::new_in(on_stream);

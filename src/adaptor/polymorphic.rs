@@ -1,7 +1,7 @@
 //! A typed allocator over any resource.
 
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, current_device_resource};
@@ -24,7 +24,7 @@ use std::marker::PhantomData;
 /// ```
 /// use aquifer::{Device, PolymorphicAllocator};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let floats = PolymorphicAllocator::<f32>::new(&device)?;
 /// let block = floats.allocate(1000, &stream)?;

@@ -24,7 +24,7 @@ use crate::sync::Arc;
 /// ```
 /// use aquifer::{Device, DeviceVec, ManagedResource, PrefetchAdaptor};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let managed = PrefetchAdaptor::new(ManagedResource::new(&device)?);
 /// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, managed)?;

@@ -43,7 +43,7 @@ use shared::SharedCounters;
 /// use aquifer::{CudaResource, Device, DeviceVec, StatisticsAdaptor};
 /// use std::sync::Arc;
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let counted = Arc::new(StatisticsAdaptor::new(CudaResource::new(&device)));
 /// let kept = DeviceVec::<u8>::zeroed_in(&stream, 1000, counted.clone())?;
@@ -131,7 +131,7 @@ impl<U> StatisticsAdaptor<U> {
     /// ```
     /// use aquifer::{CudaResource, Device, StatisticsAdaptor};
     ///
-    /// let counted = StatisticsAdaptor::new(CudaResource::new(&Device::detect()?));
+    /// let counted = StatisticsAdaptor::new(CudaResource::new(&Device::detect_or_simulate()?));
     /// assert!(counted.scope_counters().is_none());
     /// counted.push_counters()?;
     /// assert_eq!(counted.scope_counters(), Some(counted.counters()));

@@ -71,7 +71,7 @@ use std::fmt;
 ///     }
 /// }
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let upstream = CudaResource::new(&device);
 /// let region = upstream.allocate(&stream, DeviceLayout::new(1 << 20)?)?;

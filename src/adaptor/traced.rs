@@ -31,7 +31,7 @@ use tracing::level_filters::LevelFilter;
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TracedAdaptor};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let traced = TracedAdaptor::new(CudaResource::new(&device));
 /// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, traced.clone())?;

@@ -3,7 +3,7 @@
 use super::id::CommunicatorId;
 use super::rank::{Rank, lost};
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{CollectiveResult, RawCommunicator, UniqueId};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::setters;

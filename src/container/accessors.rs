@@ -17,7 +17,7 @@ macro_rules! constructors {
         pub $($unsafe)? fn $name $(<$parameter: $bound>)? (
             $stream: $home $(, $argument: $type)*
         ) -> $result {
-            $crate::driver::sim::CallSite::run(move || -> $result {
+            $crate::driver::CallSite::run(move || -> $result {
                 let $resource = $crate::resource::current_handle($stream.device())?;
                 $body
             })
@@ -30,7 +30,7 @@ macro_rules! constructors {
             $($argument: $type,)*
             resource: impl $crate::resource::DeviceResource + 'static,
         ) -> $result {
-            $crate::driver::sim::CallSite::run(move || -> $result {
+            $crate::driver::CallSite::run(move || -> $result {
                 let $resource = $crate::resource::ResourceHandle::from(resource.into_shared());
                 $body
             })
@@ -84,7 +84,7 @@ macro_rules! container {
             /// the driver. Then the home is what it was.
             #[track_caller]
             pub fn set_stream(&mut self, stream: &$crate::stream::Stream) -> $crate::error::Result<()> {
-                let _site = $crate::driver::sim::CallSite::enter();
+                let _site = $crate::driver::CallSite::enter();
                 self.$($buffer).+.set_home(stream)
             }
 
@@ -119,7 +119,7 @@ macro_rules! container {
                 &'a self,
                 stream: &'a S,
             ) -> $crate::error::Result<$crate::container::on::On<'a, $element, S>> {
-                let _site = $crate::driver::sim::CallSite::enter();
+                let _site = $crate::driver::CallSite::enter();
                 $crate::container::on::On::new(self.as_slice(), stream)
             }
 
@@ -135,7 +135,7 @@ macro_rules! container {
                 &'a mut self,
                 stream: &'a S,
             ) -> $crate::error::Result<$crate::container::on::OnMut<'a, $element, S>> {
-                let _site = $crate::driver::sim::CallSite::enter();
+                let _site = $crate::driver::CallSite::enter();
                 $crate::container::on::OnMut::new(self.as_mut_slice(), stream)
             }
         }
@@ -170,7 +170,7 @@ macro_rules! host_copies {
             /// another thread has; those of the copy.
             #[track_caller]
             pub fn copy_from_slice(&mut self, source: &[$element]) -> $crate::error::Result<()> {
-                let _site = $crate::driver::sim::CallSite::enter();
+                let _site = $crate::driver::CallSite::enter();
                 let target = &mut $crate::container::view::DeviceWrite::as_device_slice_mut(self);
                 $crate::transfer::blocking::upload(source, target)
             }
@@ -182,7 +182,7 @@ macro_rules! host_copies {
             /// As [`copy_from_slice`](Self::copy_from_slice).
             #[track_caller]
             pub fn copy_to_slice(&self, target: &mut [$element]) -> $crate::error::Result<()> {
-                let _site = $crate::driver::sim::CallSite::enter();
+                let _site = $crate::driver::CallSite::enter();
                 self.as_slice().copy_to_slice(target)
             }
 
@@ -194,7 +194,7 @@ macro_rules! host_copies {
             /// [`copy_to_slice`](Self::copy_to_slice).
             #[track_caller]
             pub fn to_vec(&self) -> $crate::error::Result<Vec<$element>> {
-                let _site = $crate::driver::sim::CallSite::enter();
+                let _site = $crate::driver::CallSite::enter();
                 self.as_slice().to_vec()
             }
         }

@@ -4,7 +4,7 @@ use super::growth::Growth;
 use super::memory_use::{CapturePolicy, MemoryUse};
 use super::pending_uses::PendingUses;
 use super::used_on::UseTimeline;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{DeviceRange, VectorEvent, VectorType, is_forked_child};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;

@@ -49,7 +49,7 @@ impl<T: Pod> DeviceVec<T> {
     ///     Ok(stream.download(chunk, host)?)
     /// }
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let streams = [device.new_stream()?, device.new_stream()?];
     /// let mut host: AllocVec<u32, PinnedAlloc> = AllocVec::new_in(PinnedAlloc);
     /// host.resize(10_000, 0);
@@ -111,7 +111,7 @@ impl<T: Pod> DeviceVec<T> {
     /// ```
     /// use aquifer::{Device, DeviceVec};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let mut head = DeviceVec::from_slice(&stream, &[1_u32, 2, 3, 4])?;
     /// let mut tail = head.split_off(1)?;
     /// tail.fill(0)?;

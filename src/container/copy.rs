@@ -2,7 +2,7 @@
 
 use super::accessors::host_copies;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::pinned::last_error_of;

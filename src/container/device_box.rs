@@ -4,7 +4,7 @@ use super::accessors::{constructors, container, host_copies};
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::view::lengths;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 /// ```
 /// use aquifer::{Device, DeviceBox, DeviceVec};
 ///
-/// let stream = Device::detect()?.new_stream()?;
+/// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2])?;
 /// vec.push(3)?;
 /// let mut fixed: DeviceBox<[u32]> = vec.into_boxed_slice()?;

@@ -4,7 +4,7 @@ use super::accessors::{constructors, container, host_copies};
 use super::device_vec::DeviceVec;
 use super::growth::Growth;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
@@ -30,7 +30,7 @@ use std::marker::PhantomData;
 /// ```
 /// use aquifer::{Device, DeviceBuffer};
 ///
-/// let stream = Device::detect()?.new_stream()?;
+/// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let mut buffer = DeviceBuffer::from_slice(&stream, &[1, 2, 3])?;
 /// buffer.resize_zeroed(8)?;
 /// assert_eq!(buffer.to_vec()?, [1, 2, 3, 0, 0, 0, 0, 0]);
@@ -97,7 +97,7 @@ impl DeviceBuffer {
         /// ```
         /// use aquifer::{Device, DeviceBuffer, DeviceLayout};
         ///
-        /// let stream = Device::detect()?.new_stream()?;
+        /// let stream = Device::detect_or_simulate()?.new_stream()?;
         /// let page = DeviceLayout::with_alignment(100, 4096)?;
         /// let mut buffer = DeviceBuffer::with_layout(&stream, page)?;
         /// buffer.resize_zeroed(10_000)?;
@@ -141,7 +141,7 @@ impl DeviceBuffer {
         /// ```
         /// use aquifer::{Device, DeviceBuffer, DeviceVec};
         ///
-        /// let stream = Device::detect()?.new_stream()?;
+        /// let stream = Device::detect_or_simulate()?.new_stream()?;
         /// let vec = DeviceVec::from_slice(&stream, &[0x0201_u16, 0x0403])?;
         /// let copy = DeviceBuffer::copy_of(&stream, &vec)?;
         /// assert_eq!(copy.to_vec()?, [1, 2, 3, 4]);
@@ -170,7 +170,7 @@ impl DeviceBuffer {
         /// ```
         /// use aquifer::{Device, DeviceBuffer};
         ///
-        /// let stream = Device::detect()?.new_stream()?;
+        /// let stream = Device::detect_or_simulate()?.new_stream()?;
         /// // SAFETY: written whole before it is read.
         /// let mut buffer = unsafe { DeviceBuffer::uninit(&stream, 3)? };
         /// buffer.copy_from_slice(&[1, 2, 3])?;
@@ -301,7 +301,7 @@ impl DeviceBuffer {
     /// ```
     /// use aquifer::{Device, DeviceBuffer};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let mut buffer = DeviceBuffer::from_slice(&stream, &[1, 2])?;
     /// // SAFETY: what is added is written before it is read.
     /// unsafe { buffer.resize_uninit(4)? };
@@ -354,7 +354,7 @@ impl DeviceBuffer {
     /// ```
     /// use aquifer::{Device, DeviceBuffer};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let mut buffer = DeviceBuffer::zeroed(&stream, 4)?;
     /// buffer.view_mut::<u16>()?.fill(0x0201)?;
     /// assert_eq!(buffer.to_vec()?, [1, 2, 1, 2]);

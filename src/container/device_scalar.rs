@@ -3,7 +3,7 @@
 use super::accessors::{constructors, container};
 use super::device_vec::DeviceVec;
 use super::view::DeviceRead;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -27,7 +27,7 @@ use bytemuck::Pod;
 /// ```
 /// use aquifer::{Device, DeviceScalar};
 ///
-/// let stream = Device::detect()?.new_stream()?;
+/// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let mut sum = DeviceScalar::new(&stream, 1.5_f64)?;
 /// assert_eq!(sum.value()?, 1.5);
 /// sum.set_value(-2.0)?; // nothing waits
@@ -38,7 +38,7 @@ use bytemuck::Pod;
 /// This does not compile, since a `bool` is not plain data: of its bit patterns two alone are values.
 ///
 /// ```compile_fail
-/// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
+/// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
 /// let flag = aquifer::DeviceScalar::new(&stream, true);
 /// ```
 pub struct DeviceScalar<T: Pod> {
@@ -63,7 +63,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// use aquifer::{CudaResource, Device, DeviceScalar};
         /// use std::sync::Arc;
         ///
-        /// let device = Device::detect()?;
+        /// let device = Device::detect_or_simulate()?;
         /// let resource = Arc::new(CudaResource::new(&device));
         /// let count = DeviceScalar::new_in(&device.new_stream()?, 7_u32, resource)?;
         /// assert_eq!(count.value()?, 7);
@@ -99,7 +99,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// ```
         /// use aquifer::{Device, DeviceScalar};
         ///
-        /// let stream = Device::detect()?.new_stream()?;
+        /// let stream = Device::detect_or_simulate()?.new_stream()?;
         /// // SAFETY: written before it is read.
         /// let mut count = unsafe { DeviceScalar::<u64>::uninit(&stream)? };
         /// count.set_to_zero()?;
@@ -170,7 +170,7 @@ impl<T: Pod> DeviceScalar<T> {
     /// ```
     /// use aquifer::{Device, DeviceScalar, DeviceVec};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let sums = DeviceVec::from_slice(&stream, &[1_u32, 2, 3])?;
     /// let mut last = DeviceScalar::zeroed(&stream)?;
     /// last.copy_from(&sums.slice(2..)?)?;
@@ -207,7 +207,7 @@ impl<T: Pod> DeviceScalar<T> {
     /// ```
     /// use aquifer::{Device, DeviceScalar};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let sum = DeviceScalar::new(&stream, 42_u32)?;
     /// let download = stream.download(sum.into_vec(), vec![0; 1])?;
     /// // ... the host does something else ...

@@ -4,7 +4,7 @@ use super::accessors::{constructors, container, host_copies};
 use super::buffer::{Buffer, kind_of};
 use super::growth::Growth;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -32,7 +32,7 @@ use std::ops::RangeBounds;
 /// ```
 /// use aquifer::{Device, DeviceVec};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let mut vec = DeviceVec::from_slice(&stream, &[1.0_f32, 2.0, 3.0])?;
 /// vec.push(4.0)?;
@@ -45,7 +45,7 @@ use std::ops::RangeBounds;
 /// `bool`'s bit patterns two alone are values.
 ///
 /// ```compile_fail
-/// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
+/// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
 /// let vec = aquifer::DeviceVec::<bool>::new(&stream);
 /// ```
 pub struct DeviceVec<T: Pod> {
@@ -181,7 +181,7 @@ impl<T: Pod> DeviceVec<T> {
         /// ```
         /// use aquifer::{Device, DeviceVec};
         ///
-        /// let stream = Device::detect()?.new_stream()?;
+        /// let stream = Device::detect_or_simulate()?.new_stream()?;
         /// // SAFETY: written whole before it is read.
         /// let mut vec = unsafe { DeviceVec::<u32>::uninit(&stream, 3)? };
         /// vec.copy_from_slice(&[1, 2, 3])?;
@@ -276,7 +276,7 @@ impl<T: Pod> DeviceVec<T> {
     /// call would borrow the vector while the first slice still does:
     ///
     /// ```compile_fail
-    /// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
+    /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
     /// let mut vec = aquifer::DeviceVec::<u8>::zeroed(&stream, 2).unwrap();
     /// let one = vec.slice_mut(..).unwrap();
     /// let two = vec.slice_mut(..).unwrap();
@@ -324,7 +324,7 @@ impl<T: Pod> DeviceVec<T> {
     /// ```
     /// use aquifer::{Device, DeviceVec};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let source = DeviceVec::from_slice(&stream, &[1_u8, 2, 3])?;
     /// let mut target = DeviceVec::zeroed(&stream, 2)?;
     /// target.copy_from(&source.slice(1..)?)?;
@@ -428,7 +428,7 @@ impl<T: Pod> DeviceVec<T> {
     /// ```
     /// use aquifer::{Device, DeviceVec};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let words = DeviceVec::from_slice(&stream, &[0x0201_u16, 0x0403])?;
     /// assert_eq!(words.cast::<u8>()?.to_vec()?, [1, 2, 3, 4]);
     /// # Ok::<(), aquifer::Error>(())

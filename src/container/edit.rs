@@ -4,7 +4,7 @@ use super::buffer::{Buffer, kind_of};
 use super::device_vec::DeviceVec;
 use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;

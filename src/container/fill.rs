@@ -3,7 +3,7 @@
 use super::device_vec::DeviceVec;
 use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{ErrorContext, FillWord, RawFill};
 use crate::error::Result;
 use crate::impls::Count;

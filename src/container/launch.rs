@@ -2,7 +2,7 @@
 
 use super::memory_use::CapturePolicy;
 use super::view::{DeviceRead, DeviceWrite};
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunch};
 use crate::error::Result;
 use crate::stream::Stream;
@@ -60,7 +60,7 @@ impl Stream {
     ///     },
     /// );
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3])?;
     /// let launch = stream.launch(&ADD_ONE).in_out(&mut vec)?.scalar(3_u32)?;
     /// // SAFETY: the kernel touches the first 3 elements of `vec` alone.

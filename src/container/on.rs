@@ -3,7 +3,7 @@
 use super::memory_use::CapturePolicy;
 use super::stream_ref::StreamRef;
 use super::view::{DeviceSlice, DeviceSliceMut, lengths};
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::Result;
 use bytemuck::Pod;
 use std::fmt;
@@ -17,7 +17,7 @@ use std::fmt;
 /// ```
 /// use aquifer::{Device, DeviceVec};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let (home, other) = (device.new_stream()?, device.new_stream()?);
 /// let mut vec = DeviceVec::from_slice(&home, &[1_u8, 2, 3])?;
 /// std::mem::forget(vec.on(&other)?); // a reader's work on `other` would go here

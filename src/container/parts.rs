@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::device_vec::{DeviceVec, refuse_zero_sized};
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::{Refused, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
@@ -68,7 +68,7 @@ impl<T: Pod> DeviceVec<T> {
     /// ```
     /// use aquifer::{Device, DeviceVec};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let parts = DeviceVec::from_slice(&stream, &[1_u8, 2])?.into_raw_parts()?;
     /// // SAFETY: the parts of a vector, put together once.
     /// let vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts)? };

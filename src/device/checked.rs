@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 /// use aquifer::{CheckedDevice, DeviceVec};
 ///
 /// # fn main() -> aquifer::Result<()> {
-/// let device = CheckedDevice::detect()?;
+/// let device = CheckedDevice::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3])?;
 /// assert_eq!(vec.to_vec()?, [1, 2, 3]);
@@ -40,14 +40,14 @@ pub struct CheckedDevice {
 debug_struct!(CheckedDevice { device, .. });
 
 impl CheckedDevice {
-    /// As [`Device::detect`]: one device for the whole process. Tests that run at the same time find each
+    /// As [`Device::detect_or_simulate`]: one device for the whole process. Tests that run at the same time find each
     /// other's reports; of simulated devices, give each its own by [`simulated`](Self::simulated).
     ///
     /// # Errors
     ///
-    /// As [`Device::detect`].
-    pub fn detect() -> Result<Self> {
-        Device::detect().map(Self::from)
+    /// As [`Device::detect_or_simulate`].
+    pub fn detect_or_simulate() -> Result<Self> {
+        Device::detect_or_simulate().map(Self::from)
     }
 
     /// As [`Device::simulated`].

@@ -1,5 +1,7 @@
 use super::*;
-use crate::driver::sim::Schedule;
+use crate::device::detect::Undetected;
+use crate::driver::sim::{Schedule, SimConfig};
+use std::ffi::OsString;
 
 /// The environment that has these variables alone.
 fn environment(set: &[(&'static str, &'static str)]) -> impl Fn(&str) -> Option<OsString> {
@@ -8,11 +10,12 @@ fn environment(set: &[(&'static str, &'static str)]) -> impl Fn(&str) -> Option<
 
 #[test]
 fn the_environment_chooses_or_is_refused() {
-    let (device, missing) = Device::choose(&environment(&[("AQUIFER_BACKEND", "sim")])).unwrap();
+    let device = Device::choose(&environment(&[("AQUIFER_BACKEND", "sim")])).unwrap();
     assert_eq!(device.kind(), BackendKind::Simulated);
-    assert!(missing.is_none());
     for wrong in ["CUDA", "gpu"] {
-        let error = Device::choose(&environment(&[("AQUIFER_BACKEND", wrong)])).unwrap_err();
+        let refused = Device::choose(&environment(&[("AQUIFER_BACKEND", wrong)])).unwrap_err();
+        assert!(!refused.may_simulate);
+        let error = refused.error;
         assert_eq!(error.kind(), ErrorKind::Environment);
         assert!(error.to_string().contains("AQUIFER_BACKEND"));
     }
@@ -32,7 +35,7 @@ fn the_environment_configures_the_simulated_device() {
     let read = (config.seed, config.capacity, config.schedule, config.poison);
     assert_eq!(read, (u64::MAX, 4096, Schedule::Background, false));
     assert!(!config.pool_checks);
-    let (device, _) = Device::choose(&environment(&set)).unwrap();
+    let device = Device::choose(&environment(&set)).unwrap();
     assert_eq!(device.simulator().unwrap().seed(), u64::MAX);
     assert_eq!(device.memory_info().unwrap().total, 4096);
     let plain = SimConfig::from_variables(&environment(&[])).unwrap();
@@ -55,7 +58,7 @@ fn a_backend_that_is_no_text_is_shown_byte_by_byte() {
         (name == "AQUIFER_BACKEND").then(|| OsString::from_vec(b"sim\xff".into()))
     });
     let said = "AQUIFER_BACKEND is \"sim\\xFF\", which names no backend (set it to ";
-    let error = error.unwrap_err().to_string();
+    let error = error.unwrap_err().error.to_string();
     assert!(error.starts_with(said), "{error}");
 }
 
@@ -71,9 +74,36 @@ fn a_variable_that_means_nothing_is_refused_by_its_name() {
         ("AQUIFER_SIM_POOL_CHECKS", "yes"),
     ] {
         let error = Device::choose(&environment(&[("AQUIFER_BACKEND", "sim"), (name, wrong)]));
-        let error = error.unwrap_err();
+        let error = error.unwrap_err().error;
         assert_eq!(error.kind(), ErrorKind::Environment);
         let said = format!("{name} is {wrong:?}, which is none of its values (set it to ");
         assert!(error.to_string().starts_with(&said), "{error}");
     }
+}
+
+#[test]
+fn without_a_gpu_both_ways_on_are_named() {
+    // Where there is one, nothing is missing.
+    let Err(Undetected { error, may_simulate }) = Device::choose(&environment(&[])) else { return };
+    assert!(may_simulate, "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("GPU 0 was looked for: "), "{text}");
+    let gpu = if cfg!(feature = "cuda") {
+        "install the NVIDIA driver"
+    } else {
+        "build with the feature `cuda`"
+    };
+    let ways = format!(
+        "({gpu}; or, for a simulated device, call Device::detect_or_simulate, or set AQUIFER_BACKEND=sim)"
+    );
+    assert!(text.contains(&ways), "{text}");
+
+    let cuda = Device::choose(&environment(&[("AQUIFER_BACKEND", "cuda")])).unwrap_err();
+    assert!(!cuda.may_simulate);
+    let text = cuda.error.to_string();
+    assert!(text.starts_with("AQUIFER_BACKEND=cuda asks for a GPU: "), "{text}");
+    assert!(
+        text.contains(&format!("({gpu}; or, for a simulated device, set AQUIFER_BACKEND=sim)")),
+        "{text}"
+    );
 }

@@ -22,6 +22,15 @@ pub(crate) enum AllocationKind {
     Other,
 }
 
+/// The first bytes of a simulated device's UUID, before the process and the context.
+pub(crate) const SIMULATED_UUID: [u8; 4] = *b"sim\0";
+
+/// The process of a simulated device, by its UUID. `None` for that of a GPU.
+pub(crate) fn process_of(uuid: &[u8; 16]) -> Option<u32> {
+    let [first @ .., p0, p1, p2, p3, _, _, _, _, _, _, _, _] = *uuid;
+    (first == SIMULATED_UUID).then(|| u32::from_le_bytes([p0, p1, p2, p3]))
+}
+
 /// The calls of a [`Driver`](super::Driver) that share memory with other processes.
 ///
 /// The simulated device serves them within its own process alone.

@@ -4,16 +4,19 @@
 //! GPUs, [`sim`] for simulated devices. It is a trait object, since it is not called on hot paths. The
 //! driver reuses the numbers of handles; `Device`, `Stream` and `Event` give them an identity.
 
+pub(crate) mod call_site;
 mod collective;
 pub(crate) mod cubin;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 pub(crate) mod fork;
-mod ipc;
+pub(crate) mod ipc;
 pub(crate) mod kernel;
 mod peer;
+mod pool_end;
 pub(crate) mod ptx;
 mod raw;
+#[cfg(feature = "sim")]
 pub mod sim;
 mod virtual_memory;
 
@@ -22,6 +25,7 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 
+pub(crate) use call_site::{CallSite, NoCallSite};
 pub use collective::ReduceOp;
 pub(crate) use collective::{
     CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork, ElementType, RawCollective,
@@ -29,11 +33,12 @@ pub(crate) use collective::{
 };
 pub(crate) use fork::call_not_forked;
 pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
-pub(crate) use ipc::{AllocationKind, IpcBytes, IpcCalls};
+pub(crate) use ipc::{AllocationKind, IpcBytes, IpcCalls, process_of};
 pub(crate) use kernel::Access;
 pub use kernel::{HostArgs, HostForm, Kernel, LaunchConfig};
 pub(crate) use kernel::{KernelImage, RawArg};
 pub(crate) use peer::PeerCalls;
+pub(crate) use pool_end::DefaultPoolEnd;
 pub(crate) use raw::{
     DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawHandle, RawPool, RawStream,
 };

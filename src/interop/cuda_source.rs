@@ -88,7 +88,7 @@ impl Kernel {
     /// ```
     /// use aquifer::{CompileOptions, Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let compiled = Kernel::compile_cuda(
     ///     "scale",
     ///     r#"

@@ -121,7 +121,7 @@ pub unsafe trait DeviceMemoryManager: fmt::Debug + Send + Sync {
 /// })?;
 ///
 /// // As `cuda.to_device(np.zeros(10))` and `del` in NBEP 7.
-/// let stream = Device::detect()?.new_stream()?;
+/// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let array = DeviceVec::from_slice(&stream, &[0_f64; 10])?;
 /// drop(array);
 /// assert_eq!(*log.lock().unwrap(), ["Allocated 80 bytes", "Freeing 80 bytes"]);

@@ -28,7 +28,7 @@ type HostFinalizer = Box<dyn FnOnce() + Send>;
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///
-/// let stream = Device::detect()?.new_stream()?;
+/// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let freed = Arc::new(AtomicUsize::new(0));
 /// let count = freed.clone();
 /// let whole = MemoryPointer::new(&stream, 0x1000, 80, move |_stream| {

@@ -24,7 +24,7 @@ use crate::sync::Arc;
 ///     let pool = PoolResource::builder(CudaResource::new(device)).maximum_size(1 << 30).build()?;
 ///     HostOnly::new(device, ResourceMemoryManager::new(pool))
 /// })?;
-/// let vec = DeviceVec::<f32>::zeroed(&Device::detect()?.new_stream()?, 1000)?; // from that pool
+/// let vec = DeviceVec::<f32>::zeroed(&Device::detect_or_simulate()?.new_stream()?, 1000)?; // from that pool
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@
 //! | `RECENT`, `RECENT_BY_PART`, `NEXT` | the slabs that a thread remembers | that thread |
 
 use super::batch::{Batch, FreedBlock, exposed_pointer};
+use super::ordinary;
 use super::source::{HostMemory, HostSource};
 use super::thread_cache::PoolKey;
 use crate::debug_log::deferred_event;
@@ -121,6 +122,10 @@ pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
     }
     let address = pointer.addr().get();
     let Some(range) = find(address).filter(|range| !range.is_registered) else {
+        // SAFETY: the caller's promise.
+        if unsafe { ordinary::free(pointer) } {
+            return;
+        }
         return deferred_event!(
             error,
             address = format_args!("{address:#x}"),

@@ -206,7 +206,7 @@ fn quarantine_at(address: usize, batch: Batch) {
 /// is to move.
 fn fits_in_place(address: usize, old: usize, size: usize) -> Option<NonNull<u8>> {
     let Some(range) = address_map::find(address) else {
-        // The child of a fork: it has nothing to move to.
+        // Ordinary memory; or the child of a fork, which has nothing to move to.
         return if size <= old { exposed_pointer(address) } else { None };
     };
     let stays = match &range.pool {

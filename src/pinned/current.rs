@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 /// use aquifer::{CurrentPinned, Device, PinnedPool, PinnedResource};
 /// use aquifer::{current_pinned_resource, reset_current_pinned_resource, set_current_pinned_resource};
 ///
-/// let pinned = PinnedResource::new(&Device::detect()?)?;
+/// let pinned = PinnedResource::new(&Device::detect_or_simulate()?)?;
 /// let pool = PinnedPool::builder(pinned.clone()).maximum_size(1 << 30).build()?;
 /// set_current_pinned_resource(pool.clone());
 /// assert_eq!(current_pinned_resource()?, pool);

@@ -43,7 +43,7 @@ use std::ptr::NonNull;
 ///     }
 /// }
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let mut pages = Registered::new(&device, Pages::map(8192))?;
 /// pages[0] = 7;
 /// # Ok::<(), aquifer::Error>(())

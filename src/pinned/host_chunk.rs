@@ -23,7 +23,7 @@ use std::ptr::NonNull;
 /// use allocator_api2::vec::Vec;
 /// use aquifer::{Device, HostChunk, PinnedAlloc};
 ///
-/// let stream = Device::detect()?.new_stream()?;
+/// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let mut large: Vec<u32, PinnedAlloc> = Vec::new_in(PinnedAlloc);
 /// large.resize(1000, 0);
 ///

@@ -8,6 +8,7 @@ mod fence;
 mod host_buffer;
 mod host_chunk;
 mod mapped_alloc;
+mod ordinary;
 mod pinned_alloc;
 mod pinned_resource;
 mod polymorphic;

@@ -1,6 +1,7 @@
 //! Page-locked memory of the process, as its heap is.
 
 use super::allocator::{HostAllocator, implement_allocators};
+use super::ordinary::allocate_without_gpu;
 use super::registry;
 use crate::driver::not_forked;
 use crate::error::Result;
@@ -20,6 +21,10 @@ use std::ptr::NonNull;
 /// time, so a `Vec` may be dropped while another library still copies from it. A copy *into* memory
 /// that was freed, or a write by the host while a copy reads, is not covered: see
 /// [`Transfer`](crate::Transfer) for copies that own their buffers.
+///
+/// Where there is no GPU, and nothing is current, it is ordinary memory. That is said once: as a warning in `tracing`, and on
+/// standard error where no subscriber was ever set. With `AQUIFER_BACKEND=cuda` it is an error. Once a program has called
+/// [`Device::detect_or_simulate`](crate::Device::detect_or_simulate), the memory is the simulated device's.
 ///
 /// Unless said otherwise that is a [`PinnedPool`](crate::PinnedPool) over memory of that device: an
 /// allocation costs nanoseconds once the pool is warm, where the driver takes a millisecond for each
@@ -44,7 +49,10 @@ unsafe impl HostAllocator for PinnedAlloc {
 
     fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         not_forked("page-locked memory")?;
-        registry::load()?.allocate_slow(layout)
+        match registry::load() {
+            Ok(current) => current.allocate_slow(layout),
+            Err(missing) => allocate_without_gpu(missing, layout),
+        }
     }
 }
 

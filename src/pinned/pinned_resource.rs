@@ -4,7 +4,7 @@ use super::address_map::{self, device_address_and_range};
 use super::allocator::{HostAllocator, implement_allocators};
 use super::source::{HostSource, not_mapped};
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{HostFlags, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DeviceLayout, impossible};
@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 /// use allocator_api2::vec::Vec;
 /// use aquifer::{Device, PinnedResource};
 ///
-/// let pinned = PinnedResource::new(&Device::detect()?)?;
+/// let pinned = PinnedResource::new(&Device::detect_or_simulate()?)?;
 /// let mut vec: Vec<f32, PinnedResource> = Vec::new_in(pinned.clone());
 /// vec.extend([1.0, 2.0]);
 /// drop(vec);

@@ -54,7 +54,7 @@ use std::ptr::NonNull;
 /// use allocator_api2::vec::Vec;
 /// use aquifer::{Device, PinnedPool, PinnedResource};
 ///
-/// let pool = PinnedPool::new(PinnedResource::new(&Device::detect()?)?)?;
+/// let pool = PinnedPool::new(PinnedResource::new(&Device::detect_or_simulate()?)?)?;
 /// for batch in 0..1000 {
 ///     let mut vec: Vec<f32, PinnedPool> = Vec::with_capacity_in(10_000, pool.clone());
 ///     vec.resize(10_000, batch as f32);

@@ -39,7 +39,7 @@ pub(super) const NO_MAXIMUM: usize = isize::MAX as usize & !(PAGE - 1);
 /// ```
 /// use aquifer::{Device, ErrorKind, PinnedPool, PinnedResource};
 ///
-/// let pinned = PinnedResource::new(&Device::detect()?)?;
+/// let pinned = PinnedResource::new(&Device::detect_or_simulate()?)?;
 /// let pool = PinnedPool::builder(pinned.clone())
 ///     .initial_size(1 << 20)
 ///     .maximum_size(8 << 20)
@@ -132,7 +132,7 @@ impl PinnedPoolOptions {
     /// ```
     /// use aquifer::{Device, PinnedPool, PinnedResource};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let options = PinnedPool::builder(PinnedResource::new(&device)?);
     /// // SAFETY: this program gives pinned memory to transfers and scopes of Aquifer alone.
     /// let pool = unsafe { options.unfenced() }.build()?;

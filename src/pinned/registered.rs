@@ -7,7 +7,7 @@ use super::source::{
     FreedMemory, HostQuarantine, HostSource, Origin, origin_of, quarantine_of, trim,
 };
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::impls::{Count, debug_struct};
@@ -35,7 +35,7 @@ unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
 /// ```
 /// use aquifer::{Device, Registered};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let mut samples = Registered::new(&device, vec![0_f32; 10_000])?;
 /// samples[0] = 1.0;
 /// let back: Vec<f32> = samples.into_inner().map_err(|failed| failed.error)?;

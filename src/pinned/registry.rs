@@ -38,7 +38,7 @@ fn generation() -> u64 {
 pub fn current_pinned_resource() -> Result<CurrentPinned> {
     not_forked(CURRENT)?;
     let default = || {
-        let pool = PinnedPool::new(PinnedResource::of_process(&Device::detect()?)?)?;
+        let pool = PinnedPool::new(PinnedResource::of_process(&Device::of_process()?)?)?;
         Ok(Arc::new(CurrentPinned::Pool(pool)))
     };
     PINNED.get(true, default).map(|current| (*current).clone())

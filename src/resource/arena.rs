@@ -46,7 +46,7 @@ const MINIMUM_SIZE: usize = 1 << 20;
 /// ```
 /// use aquifer::{ArenaResource, CudaResource, Device, DeviceVec};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let arena = ArenaResource::builder(CudaResource::new(&device)).arena_size(64 << 20).build()?;
 /// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, arena.clone())?;

@@ -34,7 +34,7 @@ const MAX_EXPONENT: u32 = 22;
 /// ```
 /// use aquifer::{BinningResource, CudaResource, Device, DeviceLayout, DeviceResource, PoolResource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let pool = PoolResource::new(CudaResource::new(&device))?;
 /// let small = PoolResource::new(CudaResource::new(&device))?;
@@ -151,7 +151,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     /// ```
     /// use aquifer::{BinningResource, CudaResource, Device, DeviceVec};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let bins = BinningResource::builder(CudaResource::new(&device)).fixed_size_bins(8, 10).build()?;
     /// drop(DeviceVec::<u8>::zeroed_in(&device.new_stream()?, 300, bins.clone())?);
     /// assert_eq!(bins.wait_and_trim(0)?, 128 * 512); // a chunk of the bin of 512 bytes

@@ -29,7 +29,7 @@ type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 /// ```
 /// use aquifer::{CallbackResource, CudaResource, Device, DeviceResource, DeviceVec};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let (from, to) = (CudaResource::new(&device), CudaResource::new(&device));
 /// // SAFETY: every block is a `CudaResource`'s, which keeps the contract, and goes back unchanged.

@@ -6,7 +6,7 @@ use super::identity::ResourceId;
 use super::mapped::Mappable;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{DeviceAddress, DriverResult, ErrorContext};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::impls::Count;
@@ -23,7 +23,7 @@ use crate::stream::{Stream, deferred};
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let resource = CudaResource::new(&device);
 /// let block = resource.allocate(&stream, DeviceLayout::new(4096)?)?;

@@ -107,7 +107,7 @@ use std::ptr::NonNull;
 ///     }
 /// }
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let counting = Arc::new(Counting { upstream: CudaResource::new(&device), bytes: AtomicUsize::new(0) });
 /// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, counting.clone())?;

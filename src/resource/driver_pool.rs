@@ -7,7 +7,7 @@ use super::identity::ResourceId;
 use super::impls::{equal_by_identity, setters};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{
     BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool, is_forked_child, not_forked,
 };
@@ -41,7 +41,7 @@ const IDLE_PATIENCE: Duration = Duration::from_millis(2);
 /// use aquifer::{AsyncResource, Device, DeviceVec};
 /// use std::sync::Arc;
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let resource = Arc::new(AsyncResource::new(&device)?);
 /// let vec = DeviceVec::from_slice_in(&stream, &[1_u32, 2, 3], resource)?;
@@ -233,7 +233,7 @@ impl AsyncResource {
     /// ```
     /// use aquifer::{AsyncResource, Device};
     ///
-    /// let pool = AsyncResource::builder(&Device::detect()?)
+    /// let pool = AsyncResource::builder(&Device::detect_or_simulate()?)
     ///     .initial_size(1 << 20)
     ///     .release_threshold(1 << 30)
     ///     .reuse_internal_dependencies(false)
@@ -260,7 +260,7 @@ impl AsyncResource {
     /// ```
     /// use aquifer::{AsyncResource, Device};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// assert_eq!(AsyncResource::default_pool(&device)?, AsyncResource::default_pool(&device)?);
     /// # Ok::<(), aquifer::Error>(())
     /// ```
@@ -291,7 +291,7 @@ impl AsyncResource {
     /// use aquifer::{AsyncResource, Device, ErrorKind};
     ///
     /// // SAFETY: null is refused.
-    /// let refused = unsafe { AsyncResource::from_raw_pool(&Device::detect()?, 0) };
+    /// let refused = unsafe { AsyncResource::from_raw_pool(&Device::detect_or_simulate()?, 0) };
     /// assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
     /// # Ok::<(), aquifer::Error>(())
     /// ```
@@ -322,7 +322,7 @@ impl AsyncResource {
     /// use aquifer::{AsyncResource, Device, DeviceVec};
     /// use std::sync::Arc;
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let pool = Arc::new(AsyncResource::new(&device)?);
     /// let vec = DeviceVec::<u8>::zeroed_in(&device.new_stream()?, 1000, pool.clone())?;
     /// assert!(pool.statistics()?.used_bytes >= 1000);

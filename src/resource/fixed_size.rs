@@ -35,7 +35,7 @@ const LARGEST_BLOCK: usize = (u32::MAX as usize - 1) * DEFAULT_ALIGNMENT;
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, FixedSizeResource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let tiles = FixedSizeResource::builder(CudaResource::new(&device))
 ///     .block_size(64 << 10)

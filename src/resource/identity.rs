@@ -18,7 +18,7 @@ use std::hash::{Hash, Hasher};
 /// use aquifer::{CudaResource, Device, DeviceResource, PoolResource};
 /// use std::sync::Arc;
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let one: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
 /// let other: Arc<dyn DeviceResource> = Arc::new(CudaResource::new(&device));
 /// assert_eq!(*one, *other);

@@ -7,7 +7,7 @@ use super::identity::ResourceId;
 use super::impls::{debug_struct, equal_by_identity, setters};
 use crate::debug_log::defer_events;
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -40,7 +40,7 @@ use quota::ManagedQuota;
 /// use aquifer::{Device, DeviceVec, ManagedResource};
 /// use std::sync::Arc;
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let managed = Arc::new(ManagedResource::new(&device)?);
 /// let vec = DeviceVec::<u8>::zeroed_in(&stream, 100, managed)?;
@@ -73,7 +73,7 @@ impl ManagedOptions {
         /// ```
         /// use aquifer::{Device, ManagedResource};
         ///
-        /// let managed = ManagedResource::builder(&Device::detect()?).oversubscribe(true).build()?;
+        /// let managed = ManagedResource::builder(&Device::detect_or_simulate()?).oversubscribe(true).build()?;
         /// # let _ = managed;
         /// # Ok::<(), aquifer::Error>(())
         /// ```

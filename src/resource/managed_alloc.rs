@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 /// use allocator_api2::vec::Vec;
 /// use aquifer::{Device, ManagedResource, OnStream};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// if device.properties().concurrent_managed_access {
 ///     let managed = ManagedResource::new(&device)?.allocator()?;
 ///     let mut vec = Vec::new_in(OnStream::new(managed, &device.new_stream()?)?);

@@ -6,7 +6,7 @@ use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{CollectiveError, is_forked_child};
 use crate::error::{Error, Result};
 use crate::impls::Count;

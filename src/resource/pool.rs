@@ -7,7 +7,7 @@ use super::identity::ResourceId;
 use super::impls::{debug_struct, forward, handle};
 use crate::debug_log::{POOL, defer_events, deferred_event};
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -87,7 +87,7 @@ pub use options::{Handles, MissPolicy, PoolOptions};
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let pool = PoolResource::builder(CudaResource::new(&device))
 ///     .initial_size(16 << 20)
@@ -142,7 +142,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// ```
     /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;
     /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
     /// drop(DeviceVec::<u8>::zeroed_in(&stream, 4 << 20, pool.clone())?);
@@ -215,7 +215,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let pool = PoolResource::new(CudaResource::new(&device))?;
     /// let vec = DeviceVec::<u8>::zeroed_in(&device.new_stream()?, 1000, pool.clone())?;
     /// let map = pool.memory_map();

@@ -111,7 +111,7 @@ pub(crate) fn external_memory(device: &Device) -> Result<Option<Arc<dyn External
 /// ```
 /// use aquifer::{Device, DeviceVec, default_device_pool};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let pool = default_device_pool(&device)?;
 /// pool.set_maximum_size(Some(1 << 30))?;
 /// let vec = DeviceVec::<u8>::zeroed(&device.new_stream()?, 1000)?;

@@ -44,7 +44,7 @@ pub(super) fn innermost(context_id: ContextId) -> Option<Arc<ThreadResource>> {
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, with_device_resource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let plain = CudaResource::new(&device);
 /// let vec = with_device_resource(plain, || DeviceVec::<u8>::zeroed(&stream, 10))?;
@@ -69,7 +69,7 @@ pub fn with_device_resource<R>(
 /// use std::pin::pin;
 /// use std::task::{Context, Poll, Waker};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let task = WithDeviceResource::new(CudaResource::new(&device), async {
 ///     DeviceVec::<u8>::zeroed(&stream, 10)

@@ -6,7 +6,7 @@ use super::device_resource::{DeviceResource, HostAccessible};
 use super::identity::ResourceId;
 use super::impls::{equal_by_identity, setters};
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{DeviceRange, ErrorContext, PreferredLocation, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -35,7 +35,7 @@ const COLLECTIONS: usize = 64;
 /// ```
 /// use aquifer::{Device, DeviceVec, ErrorKind, SystemResource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// match SystemResource::new(&device) {
 ///     Ok(system) => {
@@ -71,7 +71,7 @@ impl SystemOptions {
         /// ```
         /// use aquifer::{Device, SystemResource};
         ///
-        /// let device = Device::detect()?;
+        /// let device = Device::detect_or_simulate()?;
         /// let system = SystemResource::builder(&device).headroom(1 << 30).build();
         /// assert_eq!(system.is_ok(), device.properties().pageable_memory_access);
         /// # Ok::<(), aquifer::Error>(())

@@ -6,7 +6,7 @@ use super::device_resource::DeviceResource;
 use super::identity::ResourceId;
 use super::mapped::{Mappable, VirtualMemory};
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{BackendKind, DeviceRange, DriverResult, HandleSpec, is_forked_child};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};

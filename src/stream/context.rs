@@ -5,7 +5,7 @@ use super::handle::{Capture, Stream, exposed, living};
 use super::members::CAPTURES;
 use crate::debug_log::defer_events;
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{ErrorContext, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
@@ -159,7 +159,7 @@ impl Device {
     /// ```
     /// use aquifer::Device;
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let (busy, other) = (device.new_stream()?, device.new_stream()?);
     /// other.wait(&device.record()?)?; // for `busy`, and for streams that this program does not know
     /// # Ok::<(), aquifer::Error>(())

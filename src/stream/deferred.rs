@@ -23,7 +23,7 @@
 
 use crate::debug_log::{emit_deferred, event};
 use crate::device::Device;
-use crate::driver::sim::NoCallSite;
+use crate::driver::NoCallSite;
 use crate::error::{ErrorKind, Result, catch_panic};
 use crate::event::Event;
 use crate::sync::trusted::{self, thread_local};

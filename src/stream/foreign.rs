@@ -22,7 +22,7 @@ use super::handle::Stream;
 use super::members::record_before;
 use crate::debug_log::defer_events;
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{CaptureStatus, ErrorContext, RawStream, not_forked};
 use crate::error::{Result, ensure};
 use crate::event::Event;

@@ -5,7 +5,7 @@
 use super::capture_state::Attachment;
 use super::handle::{Capture, Stream};
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{ErrorContext, RawGraph, is_forked_child};
 use crate::error::{ErrorKind, Result};
 use crate::event::Event;

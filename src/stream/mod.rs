@@ -15,6 +15,8 @@ mod per_thread;
 pub(crate) mod poller;
 pub(crate) mod pool_handles;
 mod regions;
+#[cfg(feature = "sim")]
+mod simulated;
 mod stream_pool;
 mod synchronized;
 

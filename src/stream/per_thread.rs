@@ -2,7 +2,7 @@
 
 use super::call::StreamCall;
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{ErrorContext, RawStream};
 use crate::error::Result;
 use crate::event::Event;
@@ -44,7 +44,7 @@ impl Device {
 /// ```
 /// use aquifer::{Device, DeviceVec};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let mut vec = DeviceVec::<u32>::zeroed(&stream, 3)?;
 /// vec.fill(2)?;

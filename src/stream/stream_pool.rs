@@ -15,7 +15,7 @@ use crate::sync::trusted::{AtomicUsize, Ordering};
 /// ```
 /// use aquifer::{Device, DeviceVec, StreamPool};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let pool = StreamPool::with_size(&device, 4)?;
 /// let vecs = (0..8)
 ///     .map(|_| DeviceVec::<f32>::zeroed(pool.get_stream(), 1000)) // each stream twice

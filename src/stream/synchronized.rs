@@ -3,8 +3,8 @@
 use super::deferred;
 use super::handle::Stream;
 use super::poller::Watched;
+use crate::driver::CallSite;
 use crate::driver::ErrorContext;
-use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::debug_struct;
@@ -34,7 +34,7 @@ use std::task::{Context, Poll};
 /// # }
 ///
 /// async fn sum() -> Result<u32> {
-///     let stream = Device::detect()?.new_stream()?;
+///     let stream = Device::detect_or_simulate()?.new_stream()?;
 ///     let mut vec = DeviceVec::zeroed(&stream, 3)?;
 ///     vec.fill(2_u32)?;
 ///     stream.record()?.await?; // what the stream was given before the event

@@ -3,7 +3,7 @@
 use super::enqueue::{to_device, to_host};
 use super::stopped::{HostAccess, may_return};
 use crate::container::{DeviceVec, check_range};
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{ErrorContext, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::event::Event;
@@ -31,7 +31,7 @@ use std::task::{Context, Poll};
 /// use allocator_api2::vec::Vec;
 /// use aquifer::{Device, PinnedAlloc};
 ///
-/// let stream = Device::detect()?.new_stream()?;
+/// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let mut host: Vec<u8, PinnedAlloc> = Vec::new_in(PinnedAlloc);
 /// host.extend_from_slice(b"over and back");
 ///
@@ -358,7 +358,7 @@ impl<T: bytemuck::Pod + Send> DeviceVec<T> {
     /// ```
     /// use aquifer::{Device, DeviceVec};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let vec = DeviceVec::from_vec(&stream, vec![1_u32, 2, 3])?;
     /// assert_eq!(vec.to_vec()?, [1, 2, 3]);
     /// # Ok::<(), aquifer::Error>(())

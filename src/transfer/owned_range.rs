@@ -3,7 +3,7 @@
 use super::owned::{Transfer, TransferError, begin};
 use super::stopped::HostAccess;
 use crate::container::DeviceVec;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::pinned::HostBuffer;
 use crate::stream::Stream;
 use std::ops::RangeBounds;
@@ -22,7 +22,7 @@ impl Stream {
     /// ```
     /// use aquifer::{Device, DeviceVec};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let (host, vec) = (vec![1_u32, 2, 3, 4], DeviceVec::zeroed(&stream, 3)?);
     /// let (host, vec) = stream.upload_range(host, 2.., vec, ..2)?.wait()?;
     /// assert_eq!(vec.to_vec()?, [3, 4, 0]);

@@ -4,7 +4,7 @@ use super::enqueue::{to_device, to_host};
 use super::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
 use crate::container::{DeviceRead, DeviceWrite, Launch, lengths};
 use crate::driver::Access;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::{Error, Result, ensure};
 use crate::pinned::device_address;
 use crate::stream::{Stream, deferred};
@@ -35,7 +35,7 @@ impl Stream {
     /// ```
     /// use aquifer::{Device, DeviceVec};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let input = [1_u32, 2, 3];
     /// let mut output = [0_u32; 3];
     /// let mut vec = DeviceVec::zeroed(&stream, 3)?;
@@ -51,7 +51,7 @@ impl Stream {
     /// waits for the copy of it:
     ///
     /// ```compile_fail
-    /// # let stream = aquifer::Device::detect().unwrap().new_stream().unwrap();
+    /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
     /// # let mut vec = aquifer::DeviceVec::<u32>::zeroed(&stream, 3).unwrap();
     /// stream.scope(|s| {
     ///     let short_lived = [1_u32, 2, 3];
@@ -186,7 +186,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// use allocator_api2::vec::Vec;
     /// use aquifer::{Device, MappedAlloc};
     ///
-    /// let stream = Device::detect()?.new_stream()?;
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
     /// let mut vec: Vec<u32, MappedAlloc> = Vec::with_capacity_in(4, MappedAlloc);
     /// vec.extend([1, 2, 3, 4]);
     /// stream.scope(|s| {

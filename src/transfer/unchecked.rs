@@ -2,7 +2,7 @@
 
 use super::enqueue::{to_device, to_host};
 use crate::container::DeviceVec;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::error::Result;
 use bytemuck::Pod;
 

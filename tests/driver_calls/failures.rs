@@ -2,11 +2,13 @@
 
 use crate::child::{Installed, StandIn, alone, run};
 use crate::{NOTHING, pinned};
+use allocator_api2::alloc::Allocator as _;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
     AsyncResource, BackendKind, CudaResource, Device, DeviceVec, Error, ErrorKind, LaunchConfig,
     PinnedResource, PoolResource, Result, VirtualResource,
 };
+use std::alloc::Layout;
 use std::error::Error as _;
 use std::sync::Arc;
 
@@ -152,9 +154,15 @@ fn without_a_driver_there_is_an_error_or_a_simulated_device() {
         };
         assert_eq!(error.kind(), ErrorKind::NoDriver, "{}", print(&error));
         assert_eq!(Device::count().unwrap_err().kind(), ErrorKind::NoDriver);
-        let device = Device::detect().unwrap();
+        let error = Device::detect().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoDriver, "{}", print(&error));
+        assert_eq!(Device::detect_all().unwrap_err().kind(), ErrorKind::NoDriver);
+        let device = Device::detect_or_simulate().unwrap();
         assert_eq!(device.kind(), BackendKind::Simulated);
         assert!(format!("{device} {device:?}").contains("simulated"));
+        // Nothing is simulated for a program that did not ask for it.
+        assert_eq!(Device::detect().unwrap_err().kind(), ErrorKind::NoDriver);
+        assert_eq!(Device::detect_all_or_simulate().unwrap().len(), 2);
         drop(DeviceVec::<u8>::zeroed(&device.new_stream().unwrap(), 5).unwrap());
     });
 }
@@ -166,7 +174,46 @@ fn without_a_device_there_is_an_error_or_a_simulated_device() {
         let error = Device::open(0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoDevice, "{}", print(&error));
         assert_eq!(Device::count().unwrap(), 0);
-        assert_eq!(Device::detect().unwrap().kind(), BackendKind::Simulated);
+        assert_eq!(Device::detect().unwrap_err().kind(), ErrorKind::NoDevice);
+        assert_eq!(Device::detect_or_simulate().unwrap().kind(), BackendKind::Simulated);
+    });
+}
+
+#[test]
+fn page_locked_memory_without_a_gpu_is_ordinary_memory() {
+    let name = "failures::page_locked_memory_without_a_gpu_is_ordinary_memory";
+    alone(name, Installed::StandIn, &[("STAND_IN_DEVICES", "0")], |_| {
+        let mut vec: AllocVec<u64, aquifer::PinnedAlloc> = AllocVec::new_in(aquifer::PinnedAlloc);
+        for n in 0..10_000 {
+            vec.push(n);
+        }
+        vec.truncate(10);
+        vec.shrink_to_fit();
+        assert_eq!(vec[..], (0..10).collect::<Vec<u64>>());
+        let aligned = Layout::from_size_align(100, 4096).unwrap();
+        let block = aquifer::PinnedAlloc.allocate_zeroed(aligned).unwrap();
+        assert!(block.cast::<u8>().addr().get().is_multiple_of(4096));
+        // SAFETY: a block of this allocator, zeroed, given back once.
+        unsafe {
+            assert!(block.as_ref().iter().all(|byte| *byte == 0));
+            aquifer::PinnedAlloc.deallocate(block.cast(), aligned);
+        }
+        assert_eq!(aquifer::current_pinned_resource().unwrap_err().kind(), ErrorKind::NoDevice);
+        // From here on it is the simulated device's; what was there before stays, and goes back to where it came from.
+        let device = Device::detect_or_simulate().unwrap();
+        let stream = device.new_stream().unwrap();
+        let (vec, on_device) = stream.upload_new(vec).unwrap().wait().unwrap();
+        assert_eq!(on_device.to_vec().unwrap(), vec[..]);
+        let locked = AllocVec::<u8, _>::with_capacity_in(5, aquifer::PinnedAlloc);
+        assert!(
+            device
+                .simulator()
+                .unwrap()
+                .calls()
+                .iter()
+                .any(|call| call.0.starts_with("cuMemHostAlloc") && call.1 > 0)
+        );
+        drop((vec, locked));
     });
 }
 
@@ -177,6 +224,7 @@ fn a_backend_that_was_asked_for_and_is_not_there_is_an_error() {
     alone(name, Installed::StandIn, &asked, |_| {
         let error = Device::detect().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoDevice, "{}", print(&error));
+        assert_eq!(Device::detect_or_simulate().unwrap_err().kind(), ErrorKind::NoDevice);
         let mut vec: AllocVec<u8, aquifer::PinnedAlloc> = AllocVec::new_in(aquifer::PinnedAlloc);
         assert!(vec.try_reserve(10).is_err());
         assert_eq!(aquifer::last_error().unwrap().kind(), ErrorKind::NoDevice);
@@ -191,6 +239,7 @@ fn a_driver_that_lacks_a_function_is_an_error_everywhere() {
             Device::open(0).unwrap_err(),
             Device::count().unwrap_err(),
             Device::detect().unwrap_err(),
+            Device::detect_or_simulate().unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::MissingSymbol, "{}", print(&error));
             assert!(error.to_string().contains("cuGetErrorName"), "{error}");

@@ -13,6 +13,9 @@ pub(crate) fn rows(table: &mut Table) {
     {
         processes::rows_of_child(table, "detect", &[("AQUIFER_BACKEND", value)], title);
     }
+    // An empty one counts as not set.
+    let unset = [("AQUIFER_BACKEND", "")];
+    processes::rows_of_child(table, "detect", &unset, "detect a GPU on a machine without a driver");
     let wrong = [("AQUIFER_BACKEND", "sim"), ("AQUIFER_SIM_SEED", "seven")];
     processes::rows_of_child(table, "detect", &wrong, "AQUIFER_SIM_SEED=seven");
 

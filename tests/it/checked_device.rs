@@ -157,12 +157,12 @@ fn child() {
             Ok(())
         }),
         Ok("detected") => {
-            let device = CheckedDevice::detect().unwrap();
+            let device = CheckedDevice::detect_or_simulate().unwrap();
             let simulator = device.simulator().unwrap();
             println!("seed {} of {}", simulator.seed(), device.memory_info().unwrap().total);
             unwritten(&device);
         }
-        Ok("refused") => println!("said {}", CheckedDevice::detect().unwrap_err()),
+        Ok("refused") => println!("said {}", CheckedDevice::detect_or_simulate().unwrap_err()),
         _ => {}
     }
 }

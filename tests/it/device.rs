@@ -265,16 +265,20 @@ fn child() {
     let subscriber = tracing_subscriber::registry().with(log.clone());
     tracing::subscriber::set_global_default(subscriber).unwrap();
     let found: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..8).map(|_| scope.spawn(Device::detect)).collect();
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(Device::detect_or_simulate)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    match Device::detect() {
+    match Device::detect_or_simulate() {
         Ok(device) => {
             assert!(found.iter().all(|other| other.as_ref().is_ok_and(|other| *other == device)));
             let stream = device.new_stream().unwrap();
             let vec = DeviceVec::from_slice(&stream, &[1_u8, 2]).unwrap();
             assert_eq!(vec.to_vec().unwrap(), [1, 2]);
             println!("found: {}", device.kind());
+            println!(
+                "detected: {:?}",
+                Device::detect().map(|device| device.kind()).map_err(|error| error.kind())
+            );
         }
         Err(error) => {
             assert!(found.iter().all(|other| other.is_err()));
@@ -288,7 +292,10 @@ fn child() {
 #[test]
 fn the_environment_asks_for_the_simulated_device_and_gets_it_without_a_word() {
     let said = in_a_child(Some("sim"));
-    assert!(said.contains("found: simulated"), "{said}");
+    assert!(
+        said.contains("found: simulated") && said.contains("detected: Ok(Simulated)"),
+        "{said}"
+    );
     assert!(said.contains("lines: 0"), "{said}");
 }
 
@@ -326,6 +333,10 @@ fn without_a_wish_and_a_gpu_the_simulated_device_warns_once() {
         assert!(said.contains("found: CUDA") && said.contains("lines: 0"), "{said}");
     } else {
         assert!(said.contains("found: simulated"), "{said}");
+        assert!(
+            said.contains("detected: Err(NoDriver)") || said.contains("detected: Err(NoDevice)"),
+            "{said}"
+        );
         assert!(said.contains("warnings: 1") && said.contains("lines: 1"), "{said}");
     }
 }

@@ -156,7 +156,8 @@ fn empty_slices_are_copied_in_no_time() {
 
 #[test]
 fn a_kernel_works_on_mapped_memory_where_it_lies() {
-    let device = if support::on_gpu() { Device::open(0) } else { Device::detect() }.unwrap();
+    let device =
+        if support::on_gpu() { Device::open(0) } else { Device::detect_or_simulate() }.unwrap();
     let stream = device.new_stream().unwrap();
     let mut host: AllocVec<u32, MappedAlloc> = AllocVec::new_in(MappedAlloc);
     host.extend(0..600);

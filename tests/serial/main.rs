@@ -31,5 +31,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// current is the process's: a test that counts either, or sets it, has the process to itself.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
+    // Page-locked memory is of the device of the process: without a GPU, of a simulated one.
+    let _ = aquifer::Device::detect_or_simulate();
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,7 +12,7 @@ use std::process::Command;
 
 /// The optional features of the crate that are checked with the default ones.
 pub(crate) const OPTIONS: &str =
-    "--features=aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
+    "--features=aquifer/sim,aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
 
 /// cargo, the same that runs this program, in the repository's root.
 pub(crate) fn cargo(place: &Place) -> Command {
@@ -48,6 +48,30 @@ pub(crate) fn clippy(place: &Place) -> Result<Verdict> {
 
 pub(crate) fn clippy_minimal(place: &Place) -> Result<Verdict> {
     clippy_with(place, &["-p", "aquifer", "--no-default-features"])
+}
+
+/// The library as programs get it: no warning, and nothing of the simulated device in it.
+pub(crate) fn without_sim(place: &Place) -> Result<Verdict> {
+    const SYMBOL: &[u8] = b"driver3sim";
+    let library = |features: &[&str]| -> Result<Vec<u8>> {
+        let target = place.root.join("target/without-sim");
+        let mut build = cargo(place);
+        build.args(["rustc", "-p", "aquifer", "--lib"]).args(features);
+        build.arg("--target-dir").arg(&target).args(["--", "-D", "warnings"]);
+        shown(&mut build, None)?.ok()?;
+        Ok(std::fs::read(target.join("debug/libaquifer.rlib"))?)
+    };
+    let has_it = |library: &[u8]| library.windows(SYMBOL.len()).any(|name| name == SYMBOL);
+    // What is looked for is there where it should be: else its absence would show nothing.
+    if !has_it(&library(&["--features=sim"])?) {
+        bail!("a build with the feature `sim` has no symbol of the simulated device");
+    }
+    for features in [&[][..], &["--no-default-features"]] {
+        if has_it(&library(features)?) {
+            bail!("a build without the feature `sim` has symbols of the simulated device");
+        }
+    }
+    Ok(Verdict::Passed("3 builds".into()))
 }
 
 fn clippy_with(place: &Place, what: &[&str]) -> Result<Verdict> {

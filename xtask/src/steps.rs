@@ -43,6 +43,7 @@ pub(crate) const STEPS: &[Step] = &[
     ci("msrv", "Cargo.toml, README and compiler agree on the Rust version", msrv::step),
     ci("clippy", "clippy on every target, warnings denied", cargo::clippy),
     ci("clippy-minimal", "the same without default features", cargo::clippy_minimal),
+    ci("without-sim", "builds without the simulated device have nothing of it", cargo::without_sim),
     ci("test-minimal", "the tests of `test` without default features", cargo::test_minimal),
     ci("log-levels", "the debug log's tests at each level that features cut at", cargo::log_levels),
     ci(

@@ -17,7 +17,7 @@ pub(crate) fn gpus() -> Result<Option<usize>> {
     {
         return Ok(Some(count));
     }
-    match Device::detect()?.kind() {
+    match Device::detect_or_simulate()?.kind() {
         BackendKind::Simulated => Ok(None),
         _ => Device::count().map(Some),
     }

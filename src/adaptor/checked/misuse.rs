@@ -108,7 +108,7 @@ impl fmt::Display for BlockUse {
 /// use aquifer::{CheckedAdaptor, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, MisuseKind};
 /// use std::sync::{Arc, Mutex};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let seen = Arc::new(Mutex::new(Vec::new()));
 /// let checked = CheckedAdaptor::builder(CudaResource::new(&device))

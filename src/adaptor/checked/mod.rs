@@ -45,7 +45,7 @@ const POISON: u8 = 0xDD;
 /// ```
 /// use aquifer::{CheckedAdaptor, CudaResource, Device, DeviceVec, PoolResource};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let pool = PoolResource::new(CudaResource::new(&device))?;
 /// let checked = CheckedAdaptor::new(pool);
@@ -79,7 +79,7 @@ struct CheckedRules {
 /// ```
 /// use aquifer::{CheckedAdaptor, CudaResource, Device};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let checked = CheckedAdaptor::builder(CudaResource::new(&device))
 ///     .require_same_stream(true)
 ///     .poison(None)

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, TrackingAdaptor};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let tracking = TrackingAdaptor::new(CudaResource::new(&device));
 /// let vec = DeviceVec::<f32>::zeroed_in(&stream, 1000, tracking.clone())?;

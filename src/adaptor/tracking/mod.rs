@@ -37,7 +37,7 @@ use table::{BadFree, TrackingTable};
 /// ```
 /// use aquifer::{Device, DeviceVec, PoolResource, CudaResource, TrackingAdaptor};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
 /// let pool = PoolResource::new(CudaResource::new(&device))?;
 /// let tracking = TrackingAdaptor::builder(pool).capture_backtraces(true).build();
@@ -67,7 +67,7 @@ adaptor!(TrackingAdaptor, state.upstream, backtraces);
 /// ```
 /// use aquifer::{CudaResource, Device, TrackingAdaptor};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let options = TrackingAdaptor::builder(CudaResource::new(&device)).capture_backtraces(true);
 /// let tracking = options.build();
 /// assert!(tracking.outstanding().is_empty());

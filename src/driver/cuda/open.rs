@@ -39,9 +39,7 @@ pub(super) fn driver() -> Result<&'static Library, Error> {
             ErrorKind::NoDriver,
             format!("the CUDA driver library, {LIBRARY}, was not found"),
         )
-        .with_advice(
-            "install the NVIDIA driver, or use Device::simulated, or Device::detect, which takes a simulated one then",
-        )
+        .with_advice("install the NVIDIA driver, or take a simulated device")
     })?;
     if let Some(missing) = NEEDED.iter().find(|symbol| !library.has(symbol)) {
         return Err(DriverError::new(missing, DriverError::MISSING_SYMBOL))
@@ -60,8 +58,8 @@ pub(crate) fn device_count() -> Result<usize, Error> {
     // SAFETY: `count` is writable for the call.
     let count = out_param(|count| unsafe { library.device_get_count(count) });
     let count = usize::try_from(count.with_context(|| "counting the GPUs")?).unwrap_or(0);
-    let advice = "see that a GPU is visible here (CUDA_VISIBLE_DEVICES, a container's --gpus), or use \
-                  Device::simulated, or Device::detect, which takes a simulated one then";
+    let advice = "see that a GPU is visible here (CUDA_VISIBLE_DEVICES, a container's --gpus), or take \
+                  a simulated device";
     ensure!(count > 0, NoDevice, advice, "the CUDA driver shows no GPU");
     Ok(count)
 }

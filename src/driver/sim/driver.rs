@@ -1,12 +1,11 @@
 //! A simulated device, and how its driver calls begin.
 
 use super::calls::Call;
-use super::check::CallSite;
 use super::run::{discard_queues, has_stopped, run_background, run_until};
 use super::simulator::Simulator;
 use super::state::{Schedule, SimConfig, SimContext, lock_state, notify_changed};
 use crate::driver::{
-    BackendKind, DeviceProperties, Driver, DriverResult, RegionCalls, call_not_forked,
+    BackendKind, CallSite, DeviceProperties, Driver, DriverResult, RegionCalls, call_not_forked,
     is_forked_child,
 };
 use crate::error::{DriverError, ErrorKind};

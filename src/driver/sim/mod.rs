@@ -98,8 +98,6 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use calls::process_of;
-pub(crate) use check::{CallSite, DefaultPoolEnd, NoCallSite};
 pub use check::{Report, Violation};
 pub(crate) use driver::SimDriver;
 pub use simulator::Simulator;

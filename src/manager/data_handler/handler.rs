@@ -62,7 +62,7 @@ impl DataHandler {
     /// ```
     /// use aquifer::{DataHandler, Device, PinnedPool, PinnedResource};
     ///
-    /// let pool = PinnedPool::new(PinnedResource::new(&Device::detect()?)?)?;
+    /// let pool = PinnedPool::new(PinnedResource::new(&Device::detect_or_simulate()?)?)?;
     /// let handler = DataHandler::new("pool_of_mine", pool)?;
     /// assert_eq!((handler.name(), handler.version()), ("pool_of_mine", 1));
     /// # Ok::<(), aquifer::Error>(())

@@ -4,7 +4,7 @@ use super::handle::{IpcHandle, IpcKind};
 use super::opened;
 use crate::container::{CapturePolicy, DeviceBuffer, DeviceSlice, DeviceVec, MemoryUse};
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{AllocationKind, DeviceRange, ErrorContext, RawPool, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;

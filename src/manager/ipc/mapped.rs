@@ -5,7 +5,7 @@ use super::memory::{Opened, require_uuid, require_whole, vector};
 use super::socket::{Goods, receive_descriptor, send_descriptor};
 use crate::container::{DeviceBuffer, DeviceSlice, DeviceVec, refuse_zero_sized};
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{DeviceRange, ErrorContext, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;

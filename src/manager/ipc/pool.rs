@@ -7,7 +7,7 @@ use super::socket::{Goods, receive_descriptor, send_descriptor};
 use crate::container::DeviceVec;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::driver::sim::CallSite;
+use crate::driver::CallSite;
 use crate::driver::{ErrorContext, RawPool, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;

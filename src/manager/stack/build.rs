@@ -31,7 +31,7 @@ impl StackText {
     /// ```
     /// use aquifer::{Device, ErrorKind, StackText};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let text: StackText = "pool(cuda, max=1000) | statistics".parse()?;
     /// let error = text.build(&device).unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -71,7 +71,7 @@ impl ResourceStack {
     /// ```
     /// use aquifer::{Device, StackText};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let shared = "pool(cuda)".parse::<StackText>()?.build(&device)?;
     /// let limited = shared.with("limiting(64MiB) | statistics")?;
     /// assert_eq!(limited.text().unwrap().to_string(), "pool(cuda) | limiting(64MiB) | statistics");

@@ -30,7 +30,7 @@ pub(super) type AnyResource = Arc<dyn DeviceResource>;
 /// ```
 /// use aquifer::{Device, DeviceVec, StackText};
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let text: StackText = "pool(cuda) | limiting(64MiB) | tracking | statistics".parse()?;
 /// let stack = text.build(&device)?;
 ///
@@ -182,7 +182,7 @@ impl ResourceStack {
     /// ```
     /// use aquifer::{BinningResource, Device, ResourceStack, StackText};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let pool = "pool(cuda)".parse::<StackText>()?.build(&device)?;
     /// let blocks = pool.with("fixed_size(block_size=4096)")?;
     /// let bins = BinningResource::builder(pool.clone()).bin(4096, blocks.clone()).build()?;

@@ -24,7 +24,7 @@ use std::str::FromStr;
 /// let text: StackText = "pool(max=80%) | limiting(1GiB) | statistics".parse()?;
 /// assert_eq!(text.to_string(), "pool(cuda, maximum_size=80%) | limiting(1GiB) | statistics");
 ///
-/// let device = Device::detect()?;
+/// let device = Device::detect_or_simulate()?;
 /// let stack = text.build(&device)?;
 /// let vec = DeviceVec::<f32>::zeroed_in(&device.new_stream()?, 1024, stack.clone())?;
 /// assert_eq!(stack.counters().unwrap().bytes.current, 4096);
@@ -126,7 +126,7 @@ impl StackText {
     /// ```
     /// use aquifer::{Device, StackText, set_current_device_resource};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// if let Some(text) = StackText::from_env()? {
     ///     set_current_device_resource(text.build(&device)?);
     /// }

@@ -2,8 +2,8 @@
 
 use super::handle::PoolHandle;
 use super::{Asked, PoolResource};
+use crate::driver::CallSite;
 use crate::driver::is_forked_child;
-use crate::driver::sim::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Failure;
 use crate::resource::device_resource::DeviceResource;
@@ -58,7 +58,7 @@ impl Stream {
     /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
     /// use std::sync::Arc;
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;
     /// let pool = PoolResource::new(CudaResource::new(&device))?;
     /// let memory = Arc::new(pool.clone());

@@ -5,7 +5,7 @@ use super::options::PoolOwner;
 use super::siblings::{is_nested, trim_others};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::driver::sim::DefaultPoolEnd;
+use crate::driver::DefaultPoolEnd;
 use crate::driver::{DeviceRange, DriverResult, RawHandle, is_forked_child};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;

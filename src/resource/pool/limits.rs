@@ -24,7 +24,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, PoolResource};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;
     /// let pool = PoolResource::new(CudaResource::new(&device))?;
     /// pool.set_maximum_size(Some(1 << 20))?;
@@ -78,7 +78,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// ```
     /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;
     /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
     /// pool.set_release_threshold(Some(4 << 20))?;

@@ -110,7 +110,7 @@ pub enum Handles {
 /// ```
 /// use aquifer::{CudaResource, Device, MissPolicy, PoolResource};
 ///
-/// let pool = PoolResource::builder(CudaResource::new(&Device::detect()?))
+/// let pool = PoolResource::builder(CudaResource::new(&Device::detect_or_simulate()?))
 ///     .initial_size(1 << 20) // taken at once
 ///     .maximum_size(64 << 20) // and never more than this
 ///     .soft_limit(32 << 20) // from here on streams wait for each other first
@@ -228,7 +228,7 @@ impl<U> PoolOptions<U> {
     /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
     /// use std::sync::{Arc, Mutex};
     ///
-    /// let device = Device::detect()?;
+    /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;
     /// let spare = Arc::new(Mutex::new(None));
     /// let spilled = Arc::downgrade(&spare);

@@ -85,7 +85,7 @@ fn curious() -> (Device, Asked, Beside) {
         Ok(Curious { inner, asked, beside })
     })
     .unwrap();
-    (Device::detect().unwrap(), asked, beside)
+    (Device::detect_or_simulate().unwrap(), asked, beside)
 }
 
 const SIMULATED: [(&str, &str); 1] = [("AQUIFER_BACKEND", "sim")];
@@ -189,7 +189,7 @@ fn a_panic_while_a_manager_is_made_is_an_error() {
         return;
     }
     set_memory_manager(|_| -> Result<Curious> { panic!("not made") }).unwrap();
-    let device = Device::detect().unwrap();
+    let device = Device::detect_or_simulate().unwrap();
     let refused = DeviceVec::<u8>::zeroed(&device.new_stream().unwrap(), 10).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
     assert!(refused.to_string().contains("not made"), "{refused}");

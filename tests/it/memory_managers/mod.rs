@@ -201,7 +201,7 @@ fn page_locked_collections_are_a_managers() {
     let asked = Asked::default();
     let its = asked.clone();
     set_memory_manager(move |device| Stocked::new(device, &its)).unwrap();
-    let device = Device::detect().unwrap();
+    let device = Device::detect_or_simulate().unwrap();
     let manager = aquifer::memory_manager(&device).unwrap().unwrap();
     let simulator = device.simulator().unwrap();
     let before = memory_calls(&simulator);

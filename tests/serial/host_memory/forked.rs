@@ -44,7 +44,8 @@ struct Held {
 }
 
 fn forks() {
-    let device = if support::on_gpu() { Device::open(0) } else { Device::detect() }.unwrap();
+    let device =
+        if support::on_gpu() { Device::open(0) } else { Device::detect_or_simulate() }.unwrap();
     let stream = device.new_stream().unwrap();
     let pinned = PinnedResource::new(&device).unwrap();
     let pool = PinnedPool::new(pinned.clone()).unwrap();
@@ -221,7 +222,7 @@ fn in_child(mut held: Held) -> i32 {
         held.on_device.on(&held.stream).is_err_and(is_forked),
         held.on_device.push(1).is_err_and(is_forked),
         held.transfer.is_complete().is_err_and(is_forked),
-        Device::detect().is_err_and(is_forked),
+        Device::detect_or_simulate().is_err_and(is_forked),
         current_device_resource(&held.device).is_err_and(is_forked),
         current_pinned_resource().is_err_and(is_forked),
         held.stream.scope(|scope| scope.upload(&[1], &mut held.on_device)).is_err_and(is_forked),

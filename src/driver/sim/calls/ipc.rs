@@ -2,6 +2,7 @@
 //! opened is a second address of the block, so that accesses by either are checked against each other.
 
 use super::call::Call;
+use crate::driver::ipc::SIMULATED_UUID;
 use crate::driver::sim::check::OpName;
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{BlockKind, Import};
@@ -16,15 +17,6 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
-
-/// The first bytes of a simulated device's UUID, before the process and the context.
-const UUID: [u8; 4] = *b"sim\0";
-
-/// The process of a simulated device, by its UUID. `None` for that of a GPU.
-pub(crate) fn process_of(uuid: &[u8; 16]) -> Option<u32> {
-    let [first @ .., p0, p1, p2, p3, _, _, _, _, _, _, _, _] = *uuid;
-    (first == UUID).then(|| u32::from_le_bytes([p0, p1, p2, p3]))
-}
 
 /// A number that no other process has: process ids are used again.
 fn process_number() -> u64 {
@@ -85,7 +77,7 @@ impl IpcCalls for SimDriver {
     fn uuid(&self) -> DriverResult<[u8; 16]> {
         let call = self.call("cuDeviceGetUuid")?;
         let mut uuid = [0; 16];
-        uuid[..4].copy_from_slice(&UUID);
+        uuid[..4].copy_from_slice(&SIMULATED_UUID);
         uuid[4..8].copy_from_slice(&std::process::id().to_le_bytes());
         uuid[8..].copy_from_slice(&call.context.id.to_le_bytes());
         Ok(uuid)

@@ -2,7 +2,7 @@
 //! managed. Capacity, addresses, and the checks of a free.
 
 use super::call::Call;
-use crate::driver::sim::check::{AccessStamp, DefaultPoolEnd, OpName, Violation};
+use crate::driver::sim::check::{AccessStamp, OpName, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::advance;
 use crate::driver::sim::state::{
@@ -10,7 +10,7 @@ use crate::driver::sim::state::{
     is_seen_by_pools, physical_memory, wait_changed,
 };
 use crate::driver::{
-    DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
+    DefaultPoolEnd, DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
     PreferredLocation, RawStream,
 };
 use crate::error::DriverError;

@@ -15,4 +15,3 @@ mod virtual_memory;
 mod work;
 
 pub(crate) use call::Call;
-pub(crate) use ipc::process_of;

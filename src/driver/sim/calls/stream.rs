@@ -1,7 +1,7 @@
 //! Streams, events and synchronisation: what orders operations, and what the host sees complete.
 
 use super::call::Call;
-use crate::driver::sim::check::{DefaultPoolEnd, OpName, ReportedMemory, VectorClock, Violation};
+use crate::driver::sim::check::{OpName, ReportedMemory, VectorClock, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::run::{has_stopped, run_some, run_until};
 use crate::driver::sim::state::{
@@ -9,8 +9,8 @@ use crate::driver::sim::state::{
     lock_state,
 };
 use crate::driver::{
-    DriverResult, NewStream, RawEvent, RawStream, StreamCalls, StreamKeeper, call_not_forked,
-    is_forked_child,
+    DefaultPoolEnd, DriverResult, NewStream, RawEvent, RawStream, StreamCalls, StreamKeeper,
+    call_not_forked, is_forked_child,
 };
 use crate::error::DriverError;
 use crate::sync::Arc;

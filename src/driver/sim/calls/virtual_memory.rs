@@ -1,16 +1,15 @@
 //! Addresses apart from memory. Reserved addresses are a block, of which operations find what is mapped and has access.
 
 use super::call::Call;
-use crate::driver::sim::check::{
-    AccessStamp, DefaultPoolEnd, OpName, ReportedMemory, ShadowMemory, Violation,
-};
+use crate::driver::sim::check::{AccessStamp, OpName, ReportedMemory, ShadowMemory, Violation};
 use crate::driver::sim::driver::SimDriver;
 use crate::driver::sim::state::{
     Backing, BlockKind, Mapping, MappingState, POISON, SimBlock, SimHandle, SimState, is_seen,
     is_seen_by_pools,
 };
 use crate::driver::{
-    DeviceAddress, DeviceRange, DriverResult, HandleSpec, PeerCalls, RawHandle, VirtualCalls,
+    DefaultPoolEnd, DeviceAddress, DeviceRange, DriverResult, HandleSpec, PeerCalls, RawHandle,
+    VirtualCalls,
 };
 use crate::error::DriverError;
 use crate::sync::trusted::unique;

@@ -1,8 +1,8 @@
 //! What a simulated device reports: violations, and the operations on both sides.
 
-use super::site::Site;
 use super::vector::ReportedMemory;
 use crate::driver::Access;
+use crate::driver::call_site::Site;
 use crate::error::Error;
 use crate::impls::Count;
 use std::error::Error as _;

@@ -1,6 +1,6 @@
 //! What containers said of memory: which vector it is.
 
-use super::site::Site;
+use crate::driver::call_site::Site;
 use crate::driver::{VectorEvent, VectorType};
 use crate::impls::Count;
 use std::collections::BTreeMap;

@@ -6,8 +6,8 @@
 
 use super::config::SimConfig;
 use crate::debug_log::{emit_deferred, event};
-use crate::driver::sim::check::{CallSite, OpName, Report, ReportedMemory, Violation};
-use crate::driver::{DriverResult, RawStream};
+use crate::driver::sim::check::{OpName, Report, ReportedMemory, Violation};
+use crate::driver::{CallSite, DriverResult, RawStream};
 use crate::error::DriverError;
 use crate::sync::thread_id;
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering, unique};

@@ -18,7 +18,7 @@ thread_local! {
 }
 
 /// The path of this file below the crate's sources.
-const THIS_FILE: &str = "driver/sim/check/site.rs";
+const THIS_FILE: &str = "driver/call_site.rs";
 
 /// A line of the program.
 #[derive(Clone, Copy, Debug)]

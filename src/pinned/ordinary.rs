@@ -1,0 +1,54 @@
+//! Ordinary memory for [`PinnedAlloc`](crate::PinnedAlloc) where there is no GPU: nothing copies from it asynchronously.
+
+use crate::debug_log::deferred_event;
+use crate::device::asks_for_gpu;
+use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
+use crate::sync::LazyLock;
+use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+
+/// The blocks that are live, by their addresses.
+static BLOCKS: LazyLock<Mutex<HashMap<usize, Layout>>> = LazyLock::new(Mutex::default);
+
+/// Whether it was said.
+static WAS_SAID: AtomicBool = AtomicBool::new(false);
+
+/// A block in place of a page-locked one, which this error refuses for the lack of a GPU alone. Any other error stays.
+pub(super) fn allocate_without_gpu(missing: Error, layout: Layout) -> Result<NonNull<[u8]>> {
+    if !matches!(missing.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) || asks_for_gpu() {
+        return Err(missing);
+    }
+    if !WAS_SAID.swap(true, Ordering::Relaxed) {
+        let error = missing.to_string();
+        // Before any subscriber is there, the event is lost.
+        if !tracing::dispatcher::has_been_set() {
+            eprintln!("aquifer: no GPU: PinnedAlloc uses ordinary memory: {error}");
+        }
+        deferred_event!(warn, error, "no GPU: PinnedAlloc uses ordinary memory");
+    }
+    // SAFETY: the caller of an allocator asks for a size that is not 0.
+    let block = NonNull::new(unsafe { alloc(layout) });
+    let block = block.ok_or_else(|| {
+        let what = format!("the system has no {} of ordinary memory", Count(layout.size(), "byte"));
+        Error::new(ErrorKind::OutOfMemory, what).with_advice("ask for less")
+    })?;
+    BLOCKS.lock().insert(block.expose_provenance().get(), layout);
+    Ok(NonNull::slice_from_raw_parts(block, layout.size()))
+}
+
+/// Frees the block at an address, if there is one. The caller is no child of a fork.
+///
+/// # Safety
+///
+/// The block is given up.
+pub(super) unsafe fn free(pointer: NonNull<u8>) -> bool {
+    let layout = BLOCKS.lock().remove(&pointer.addr().get());
+    if let Some(layout) = layout {
+        // SAFETY: `allocate_without_gpu` made the block by this layout, and the table had it once.
+        unsafe { dealloc(pointer.as_ptr(), layout) };
+    }
+    layout.is_some()
+}
