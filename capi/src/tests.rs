@@ -16,6 +16,7 @@ const BYTES: usize = 1 << 20;
 /// A capture on the one device would be another test's.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
+    crate::stack::simulate();
     ALONE.lock()
 }
 

@@ -20,8 +20,11 @@ use std::ptr::NonNull;
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::MappedAlloc;
+/// use aquifer::{Device, MappedAlloc};
 ///
+/// // Without a GPU it is of the simulated device, for which the program asks.
+/// let device = Device::detect_or_simulate()?;
+/// println!("mapped for {device}");
 /// let mut vec: Vec<u32, MappedAlloc> = Vec::with_capacity_in(100, MappedAlloc);
 /// vec.resize(100, 7);
 /// let address = MappedAlloc::device_address(&vec)?;

@@ -40,7 +40,7 @@ impl Simulator {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for a stream of another device.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a stream of another device.
     pub fn stall(&self, stream: &Stream) -> Result<()> {
         self.stall_or_resume(stream, true)
     }

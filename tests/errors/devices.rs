@@ -16,6 +16,10 @@ pub(crate) fn rows(table: &mut Table) {
     // An empty one counts as not set.
     let unset = [("AQUIFER_BACKEND", "")];
     processes::rows_of_child(table, "detect", &unset, "detect a GPU on a machine without a driver");
+    let title = "PinnedAlloc on a machine without a driver is asked for more than there is";
+    processes::rows_of_child(table, "ordinary memory", &unset, title);
+    let none = [("AQUIFER_BACKEND", "sim"), ("AQUIFER_SIM_DEVICES", "0")];
+    processes::rows_of_child(table, "detect all", &none, "AQUIFER_SIM_DEVICES=0");
     let wrong = [("AQUIFER_BACKEND", "sim"), ("AQUIFER_SIM_SEED", "seven")];
     processes::rows_of_child(table, "detect", &wrong, "AQUIFER_SIM_SEED=seven");
 

@@ -84,6 +84,12 @@ fn child() -> Result<(), Error> {
     let Ok(name) = std::env::var(CHILD) else { return Ok(()) };
     match name.as_str() {
         "detect" => print_failed("", Device::detect()),
+        "detect all" => print_failed("", Device::detect_all_or_simulate()),
+        "ordinary memory" => {
+            let mut vec = allocator_api2::vec::Vec::<u8, _>::new_in(aquifer::PinnedAlloc);
+            vec.try_reserve(isize::MAX as usize - 4096).unwrap_err();
+            print("", aquifer::last_error().unwrap());
+        }
         "log" => {
             let upstream = CudaResource::new(&simulated(SimConfig::default()).0);
             print_failed("", LoggingAdaptor::builder(upstream).build());

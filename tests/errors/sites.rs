@@ -24,6 +24,11 @@ const UNREACHED: &[(&str, &str, &str)] = &[
         "named by their callers; of a missing library, a GPU is needed",
     ),
     ("src/device.rs", "build with the feature", "of a build without the feature `cuda`"),
+    (
+        "src/device/detect.rs",
+        "build with the feature `sim`, or unset it",
+        "of a build without the feature `sim`",
+    ),
     ("src/driver/fork.rs", "fork handler", "the system has room"),
     ("src/driver/mod.rs", "Error::driver_call(message(), driver)", "named by its callers"),
     ("src/error.rs", "$crate::error::Error::new", "named by its callers"),

@@ -56,12 +56,13 @@ impl DataHandler {
     ///
     /// **A block of less than 4 KiB is the heap's**, not page-locked: a program such as NumPy makes millions of
     /// small blocks, and a copy of so few bytes gains nothing. [`pinned_from`](Self::pinned_from) has another
-    /// limit. The device is opened with the first larger block; where there is none, that block is an error.
+    /// limit. The device is opened with the first larger block; where there is none, it is the heap's, too.
     ///
     /// ```
     /// use allocator_api2::vec::Vec;
     /// use aquifer::{DataAlloc, DataHandler, Device, MappedAlloc, with_data_handler};
     ///
+    /// let device = Device::detect_or_simulate()?;
     /// let array: Vec<f32, DataAlloc> = with_data_handler(DataHandler::pinned(), || {
     ///     let mut array = Vec::new_in(DataAlloc::current());
     ///     array.resize(10_000, 1.0);
@@ -69,6 +70,8 @@ impl DataHandler {
     /// });
     /// // The device reaches it.
     /// assert!(MappedAlloc::device_address(&array).is_ok());
+    /// # drop(device);
+    /// # Ok::<(), aquifer::Error>(())
     /// ```
     pub fn pinned() -> Self {
         PINNED.clone()

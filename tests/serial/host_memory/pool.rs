@@ -481,6 +481,7 @@ fn the_default_of_pinned_alloc_is_a_pool() {
     if !support::in_own_process(module_path!(), "the_default_of_pinned_alloc_is_a_pool") {
         return;
     }
+    let _alone = alone();
     let default = current_pinned_resource().unwrap();
     assert!(matches!(default, CurrentPinned::Pool(_)), "{default:?}");
     assert_eq!(default, current_pinned_resource().unwrap());
