@@ -7,8 +7,8 @@
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, BackendKind, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec,
-    Error, PoolResource,
+    CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, Error, PoolResource,
+    device::BackendKind, mr::AsyncResource,
 };
 use std::sync::Arc;
 use std::time::Instant;

@@ -6,8 +6,8 @@
 
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceLayout, DeviceResource, LogFormat, LoggingAdaptor, PoolResource,
-    Stream,
+    CudaResource, Device, DeviceLayout, DeviceResource, PoolResource, Stream,
+    mr::{LogFormat, LoggingAdaptor},
 };
 use std::time::{Duration, Instant};
 

@@ -6,8 +6,10 @@
 
 use allocator_api2::alloc::Allocator;
 use aquifer::{
-    Device, PinnedAlloc, PinnedPool, PinnedResource, reset_current_pinned_resource,
-    set_current_pinned_resource,
+    Device, PinnedAlloc,
+    pinned::{
+        PinnedPool, PinnedResource, reset_current_pinned_resource, set_current_pinned_resource,
+    },
 };
 use std::alloc::Layout;
 use std::hint::black_box;

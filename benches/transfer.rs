@@ -7,7 +7,7 @@
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
-use aquifer::{BackendKind, Device, DeviceVec, Error, PinnedAlloc, Stream, Transfer};
+use aquifer::{Device, DeviceVec, Error, PinnedAlloc, Stream, Transfer, device::BackendKind};
 use std::time::Instant;
 
 const LARGE: usize = 1 << 30;

@@ -6,8 +6,8 @@
 //! Without a GPU it runs on the simulated device, and says so.
 
 use aquifer::{
-    BinningResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, LimitingAdaptor,
-    LoggingAdaptor, ManagedResource, PoolResource, Stream, TrackingAdaptor,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream,
+    mr::{BinningResource, LimitingAdaptor, LoggingAdaptor, ManagedResource, TrackingAdaptor},
 };
 use clap::Parser;
 use std::error::Error;
@@ -77,7 +77,7 @@ fn run() -> Outcome {
 
     say(format_args!("\n{}", tracked.report()))?;
     let left = tracked.outstanding();
-    let named = left.first().and_then(aquifer::Allocation::origin).unwrap_or_default();
+    let named = left.first().and_then(aquifer::mr::Allocation::origin).unwrap_or_default();
     if left.len() != 1 || !named.contains("compose.rs:") {
         return Err(format!("{} blocks are left, and the line is `{named}`", left.len()).into());
     }

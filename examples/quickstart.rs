@@ -7,8 +7,8 @@
 
 use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    BackendKind, Device, DeviceVec, Error, HostArgs, Kernel, LaunchConfig, PinnedAlloc, Result,
-    Stream, last_error,
+    Device, DeviceVec, Error, HostArgs, Kernel, LaunchConfig, PinnedAlloc, Result, Stream,
+    device::BackendKind, pinned::last_error,
 };
 use clap::Parser;
 use std::fmt::Display;

@@ -8,7 +8,7 @@ use aquifer::models::{CurrentResource, EnteredScope, enter_scope, scoped_resourc
 use aquifer::sim::SimConfig;
 use aquifer::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result, Stream,
-    with_device_resource,
+    mr::with_device_resource,
 };
 use harness::model;
 use std::convert::Infallible;

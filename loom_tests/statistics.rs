@@ -5,7 +5,7 @@
 mod harness;
 
 use aquifer::models::SharedCounters;
-use aquifer::{Counter, Counters};
+use aquifer::mr::{Counter, Counters};
 use harness::{large_model, model};
 use loom::sync::Mutex;
 

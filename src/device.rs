@@ -8,10 +8,7 @@ mod simulated;
 
 #[cfg(feature = "cuda")]
 use crate::driver::cuda::{self, CudaDriver};
-use crate::driver::{
-    BackendKind, DeviceProperties, Driver, ErrorContext, MemoryInfo, RawEvent, is_forked_child,
-    not_forked,
-};
+use crate::driver::{Driver, ErrorContext, RawEvent, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
@@ -20,6 +17,7 @@ use crate::sync::{Arc, Weak};
 use cudarc::driver::CudaContext;
 use std::fmt;
 
+pub use crate::driver::{BackendKind, DeviceProperties, MemoryInfo};
 #[cfg(feature = "sim")]
 pub use checked::CheckedDevice;
 pub(crate) use detect::asks_for_gpu;
@@ -174,7 +172,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device, where
+    /// [`ErrorKind::Unsupported`] on a simulated device, where
     /// [`Stream::launch`](crate::Stream::launch) runs a kernel's host form.
     #[cfg(feature = "cuda")]
     pub fn cuda_context(&self) -> Result<&Arc<CudaContext>> {

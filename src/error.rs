@@ -25,7 +25,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// [`kind`](Self::kind) is for programs, [`Display`](fmt::Display) for people: one sentence that
 /// says what was asked and what was there, and one that says what to do where there is something to do.
 /// [`driver`](Self::driver) names the driver call and its number where one failed. Where a
-/// [`StackTextError`](crate::StackTextError) is the source, the text and a caret stand between the sentences.
+/// [`StackTextError`](crate::mr::StackTextError) is the source, the text and a caret stand between the sentences.
 ///
 /// ```
 /// use aquifer::{DeviceLayout, ErrorKind};

@@ -2,7 +2,10 @@
 
 // For the names that the pages link to.
 #[allow(unused_imports)]
-use crate::*;
+use crate::{
+    collective::*, container::*, device::*, ipc::*, kernel::*, mr::*, nbep7::*, nep49::*,
+    pinned::*, stream::*, transfer::*, *,
+};
 
 #[doc = include_str!("../docs/guide/resources.md")]
 pub mod resources {}

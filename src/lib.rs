@@ -13,73 +13,125 @@ compile_error!(
 );
 
 mod adaptor;
-mod collective;
-mod container;
+pub mod collective;
+pub mod container;
 pub mod debug_log;
-mod device;
+pub mod device;
 mod driver;
-mod error;
+pub mod error;
 mod event;
 #[cfg(doc)]
 pub mod guide;
 mod heap;
 mod impls;
 #[cfg(feature = "cuda")]
-mod interop;
+pub mod interop;
 mod layout;
 mod manager;
-mod pinned;
+pub mod pinned;
 mod pool;
 mod resource;
-mod stream;
+pub mod stream;
 mod sync;
-mod transfer;
+pub mod transfer;
 
-pub use adaptor::{
-    AlignedAdaptor, Allocation, BlockUse, CallStack, CheckedAdaptor, CheckedOptions, Counter,
-    Counters, FailureCallbackAdaptor, FailureCallbackOptions, LimitingAdaptor, LocalDeviceResource,
-    LogFormat, LoggingAdaptor, LoggingOptions, Misuse, MisuseKind, OnStream, PolymorphicAllocator,
-    PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor, TracedAdaptor, TrackingAdaptor,
-    TrackingOptions,
-};
-pub use collective::{
-    Communicator, CommunicatorId, CommunicatorOptions, Group, ReduceElement, RegisteringAdaptor,
-};
+#[doc(inline)]
+pub use collective::Communicator;
+#[doc(inline)]
 pub use container::{
-    DeviceBox, DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec,
-    DeviceVecParts, DeviceWrite, Growth, Launch, On, OnMut, StreamRef,
+    DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec, DeviceWrite,
 };
 #[cfg(feature = "sim")]
+#[doc(inline)]
 pub use device::CheckedDevice;
+#[doc(inline)]
 pub use device::Device;
 #[cfg(feature = "sim")]
 pub use driver::sim;
-pub use driver::{
-    BackendKind, DeviceProperties, HostArgs, HostForm, Kernel, LaunchConfig, MemoryInfo, ReduceOp,
-};
-pub use error::{DriverError, Error, ErrorKind, Refused, Result};
-pub use event::Event;
-#[cfg(feature = "nvrtc")]
-pub use interop::CompileOptions;
-#[cfg(feature = "cuda")]
-pub use interop::{CudaMut, CudaRef};
-pub use layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-#[cfg(unix)]
-pub use manager::IpcPool;
-pub use manager::{
-    DataAlloc, DataHandler, DeferCleanup, DeviceMemoryManager, HandlerFunctions, HostAllocFlags,
-    HostOnly, INTERFACE_VERSION, IpcHandle, IpcKind, ManagerOptions, MemoryManager, MemoryPointer,
-    PendingDeallocations, PinnedMemory, RawDataAllocator, RawDataHandler, ResourceMemoryManager,
-    ResourceStack, StackText, StackTextError, WithDataHandler, current_data_handler,
-    data_handler_name, data_handler_version, memory_manager, register_memory_manager,
-    set_data_handler, set_memory_manager, with_data_handler,
-};
-pub use pinned::{
-    CurrentPinned, HostBuffer, HostChunk, MappedAlloc, PinnedAlloc, PinnedOptions, PinnedPool,
-    PinnedPoolOptions, PinnedPoolStatistics, PinnedResource, PolymorphicHostAllocator,
-    RegisterError, Registered, current_pinned_resource, last_error, reset_current_pinned_resource,
-    set_current_pinned_resource,
-};
+#[doc(inline)]
+pub use error::{Error, ErrorKind, Result};
+#[doc(inline)]
+pub use kernel::{HostArgs, Kernel, LaunchConfig};
+#[doc(inline)]
+pub use mr::{CudaResource, DeviceBlock, DeviceLayout, DeviceResource, PoolResource};
+#[doc(inline)]
+pub use pinned::{MappedAlloc, PinnedAlloc};
+#[doc(inline)]
+pub use stream::{Event, Stream};
+#[doc(inline)]
+pub use transfer::Transfer;
+
+pub mod kernel {
+    //! Kernels of one's own, and how they are launched on a stream.
+    //!
+    //! A [`Kernel`] has PTX or a cubin for GPUs and a host function for the simulated device.
+    //! [`Stream::launch`](crate::Stream::launch) makes a [`Launch`], which takes the arguments.
+
+    pub use crate::container::launch::Launch;
+    pub use crate::driver::{HostArgs, HostForm, Kernel, LaunchConfig};
+    #[cfg(feature = "nvrtc")]
+    pub use crate::interop::cuda_source::CompileOptions;
+}
+
+pub mod mr {
+    //! Memory resources, as RMM calls them: where device memory comes from.
+    //!
+    //! | | |
+    //! | --- | --- |
+    //! | of the driver | [`CudaResource`], [`VirtualResource`], [`AsyncResource`] (the driver's own pool), [`ManagedResource`], [`NcclResource`] |
+    //! | of the host | [`SystemResource`], [`CallbackResource`] |
+    //! | over another resource | [`PoolResource`], [`ArenaResource`], [`BinningResource`], [`FixedSizeResource`] |
+    //! | adaptors, each over another resource | [`StatisticsAdaptor`], [`LimitingAdaptor`], [`LoggingAdaptor`], [`TrackingAdaptor`], [`CheckedAdaptor`], [`AlignedAdaptor`], [`PrefetchAdaptor`], [`FailureCallbackAdaptor`], [`ThreadSafeAdaptor`], [`TracedAdaptor`] |
+    //! | bound to a stream, to a type | [`OnStream`], [`PolymorphicAllocator`] |
+    //! | a stack of them by a text | [`StackText`], [`ResourceStack`] |
+    //! | what containers take unless told otherwise | [`current_device_resource`], [`set_current_device_resource`], [`with_device_resource`] |
+    //!
+    //! The options of each are beside it. Page-locked memory is in [`pinned`](crate::pinned).
+
+    pub use crate::adaptor::*;
+    pub use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+    pub use crate::manager::{ResourceStack, StackText, StackTextError};
+    pub use crate::resource::{
+        ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
+        BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, Failure,
+        FixedSizeOptions, FixedSizeResource, Handles, HostAccessible, HostComplete, ManagedAlloc,
+        ManagedOptions, ManagedResource, MissPolicy, MissStep, NcclResource, PoolBlock, PoolMap,
+        PoolOptions, PoolResource, PoolStatistics, ResourceId, SystemOptions, SystemResource,
+        VirtualResource, WithDeviceResource, current_device_resource, default_device_pool,
+        reset_current_device_resource, set_current_device_resource, with_device_resource,
+    };
+}
+
+pub mod nbep7 {
+    //! Memory managers: what has all memory of a process whose code names no resource, after Numba's
+    //! [NBEP 7](https://numba.readthedocs.io/en/stable/proposals/external-memory-management.html).
+
+    pub use crate::manager::{
+        DeferCleanup, DeviceMemoryManager, HostAllocFlags, HostOnly, INTERFACE_VERSION,
+        ManagerOptions, MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory,
+        ResourceMemoryManager, memory_manager, register_memory_manager, set_memory_manager,
+    };
+}
+
+pub mod nep49 {
+    //! Data handlers: named tables of `malloc`, `calloc`, `realloc` and `free`, after NumPy's
+    //! [NEP 49](https://numpy.org/neps/nep-0049.html).
+
+    pub use crate::manager::{
+        DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler,
+        WithDataHandler, current_data_handler, data_handler_name, data_handler_version,
+        set_data_handler, with_data_handler,
+    };
+}
+
+pub mod ipc {
+    //! Memory that processes share.
+
+    #[cfg(unix)]
+    pub use crate::manager::IpcPool;
+    pub use crate::manager::{IpcHandle, IpcKind};
+}
+
 /// For libraries over this crate.
 #[doc(hidden)]
 pub use resource::ThreadMagazine;
@@ -88,17 +140,6 @@ pub use resource::ThreadMagazine;
 pub mod barrier {
     pub use crate::sync::barrier::{heavy, light};
 }
-pub use resource::{
-    ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
-    BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, Failure,
-    FixedSizeOptions, FixedSizeResource, Handles, HostAccessible, HostComplete, ManagedAlloc,
-    ManagedOptions, ManagedResource, MissPolicy, MissStep, NcclResource, PoolBlock, PoolMap,
-    PoolOptions, PoolResource, PoolStatistics, ResourceId, SystemOptions, SystemResource,
-    VirtualResource, WithDeviceResource, current_device_resource, default_device_pool,
-    reset_current_device_resource, set_current_device_resource, with_device_resource,
-};
-pub use stream::{Graph, PerThreadStream, Stream, StreamPool, Synchronized};
-pub use transfer::{Mapped, MappedMut, Scope, Transfer, TransferError};
 
 pub use allocator_api2;
 pub use bytemuck;
@@ -136,10 +177,11 @@ pub use half;
 pub mod prelude {
     #[cfg(feature = "sim")]
     pub use crate::CheckedDevice;
+    pub use crate::collective::{Group, ReduceOp};
+    pub use crate::container::{DeviceBox, StreamRef};
     pub use crate::{
-        Communicator, Device, DeviceBox, DeviceBuffer, DeviceRead, DeviceResource, DeviceScalar,
-        DeviceVec, DeviceWrite, Group, HostArgs, Kernel, MappedAlloc, PinnedAlloc, PoolResource,
-        ReduceOp, Stream, StreamRef, Transfer,
+        Communicator, Device, DeviceBuffer, DeviceRead, DeviceResource, DeviceScalar, DeviceVec,
+        DeviceWrite, HostArgs, Kernel, MappedAlloc, PinnedAlloc, PoolResource, Stream, Transfer,
     };
 }
 

@@ -8,8 +8,10 @@ mod kernels;
 mod support;
 
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, Handles, IpcHandle,
-    IpcKind, IpcPool, ManagedResource, PinnedResource, PoolResource, Stream, VirtualResource,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream,
+    ipc::{IpcHandle, IpcKind, IpcPool},
+    mr::{AsyncResource, Handles, ManagedResource, VirtualResource},
+    pinned::PinnedResource,
 };
 use std::fmt::Display;
 use std::io::{Read, Write};

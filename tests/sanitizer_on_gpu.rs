@@ -6,8 +6,9 @@
 mod support;
 
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, FixedSizeResource,
-    Kernel, LaunchConfig, PoolResource, Stream, VirtualResource,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Kernel,
+    LaunchConfig, PoolResource, Stream,
+    mr::{FixedSizeResource, VirtualResource},
 };
 use std::path::PathBuf;
 use std::process::Command;

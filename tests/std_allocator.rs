@@ -11,7 +11,10 @@ mod threads;
 
 use allocator_api2::alloc::AllocError as OurError;
 use aquifer::{
-    DataAlloc, DeviceVec, MappedAlloc, OnStream, PinnedAlloc, PinnedResource, last_error,
+    DeviceVec, MappedAlloc, PinnedAlloc,
+    mr::OnStream,
+    nep49::DataAlloc,
+    pinned::{PinnedResource, last_error},
 };
 use std::alloc::{Allocator, Layout};
 use std::ptr::NonNull;

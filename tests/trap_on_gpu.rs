@@ -4,7 +4,7 @@ mod support;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    Device, DeviceVec, ErrorKind, Kernel, LaunchConfig, PinnedAlloc, PinnedResource, Stream,
+    Device, DeviceVec, ErrorKind, Kernel, LaunchConfig, PinnedAlloc, Stream, pinned::PinnedResource,
 };
 use std::process::Command;
 

@@ -4,8 +4,8 @@ use crate::rows::{median, nanoseconds};
 use crate::subject::{Bench, Plain, must};
 use crate::workloads::{Pool, STREAMS, churn, hot, median3};
 use aquifer::{
-    AlignedAdaptor, CheckedAdaptor, DeviceResource, LimitingAdaptor, StatisticsAdaptor,
-    TrackingAdaptor,
+    DeviceResource,
+    mr::{AlignedAdaptor, CheckedAdaptor, LimitingAdaptor, StatisticsAdaptor, TrackingAdaptor},
 };
 
 /// Nanoseconds that each operation takes more, a pair being two: the median of what the rounds say.

@@ -4,7 +4,7 @@
 use crate::adaptors::on_top;
 use crate::rows::nanoseconds;
 use crate::subject::{Bench, must};
-use aquifer::{LogFormat, LoggingAdaptor};
+use aquifer::mr::{LogFormat, LoggingAdaptor};
 use std::time::Duration;
 
 const PEER: &str = "aquifer logging";

@@ -5,7 +5,7 @@
 use crate::resources::ASYNC;
 use crate::rows::{POOL, nanoseconds};
 use crate::subject::{Bench, must};
-use aquifer::{AsyncResource, CudaResource, DeviceLayout, DeviceResource, PoolResource};
+use aquifer::{CudaResource, DeviceLayout, DeviceResource, PoolResource, mr::AsyncResource};
 use std::time::Instant;
 
 pub(crate) fn priming(bench: &Bench) {

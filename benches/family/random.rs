@@ -5,7 +5,7 @@ use crate::resources::{ARENA, ASYNC, BINNING, arena, binning};
 use crate::rows::{POOL, nanoseconds};
 use crate::subject::{Bench, Erased, must};
 use crate::workloads::{Trace, median3, replay};
-use aquifer::{AsyncResource, CudaResource};
+use aquifer::{CudaResource, mr::AsyncResource};
 
 /// The first run warms up; then the median of three. A smoke test runs once.
 pub(crate) fn trace_row(

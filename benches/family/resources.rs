@@ -5,8 +5,11 @@ use crate::rows::{MIB, nanoseconds, random};
 use crate::subject::{Bench, Erased, must};
 use crate::workloads::{SEED, STREAMS, churn, hot, median3, random_trace};
 use aquifer::{
-    ArenaResource, AsyncResource, BinningResource, CudaResource, DeviceResource, FixedSizeResource,
-    ManagedResource, Result, SystemResource,
+    CudaResource, DeviceResource, Result,
+    mr::{
+        ArenaResource, AsyncResource, BinningResource, FixedSizeResource, ManagedResource,
+        SystemResource,
+    },
 };
 
 pub(crate) const FIXED: &str = "aquifer fixed-size";

@@ -6,7 +6,7 @@ use crate::resources::{ARENA, ASYNC, BINNING, arena, binning};
 use crate::rows::nanoseconds;
 use crate::subject::{Bench, must};
 use crate::workloads::median3;
-use aquifer::{AsyncResource, StreamPool};
+use aquifer::{mr::AsyncResource, stream::StreamPool};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;

@@ -6,7 +6,7 @@ use crate::rows::{POOL, nanoseconds};
 use crate::streams::timed;
 use crate::subject::{Bench, must};
 use crate::workloads::median3;
-use aquifer::{AsyncResource, DeviceResource, DeviceVec, Stream};
+use aquifer::{DeviceResource, DeviceVec, Stream, mr::AsyncResource};
 use std::sync::Arc;
 
 pub(crate) fn vectors(bench: &Bench) {

@@ -6,8 +6,8 @@ use crate::rows::{MIB, median, nanoseconds, number};
 use crate::subject::{Bench, Plain, fail, must};
 use crate::workloads::SplitMix64;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, Handles,
-    PoolResource, Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, PoolResource,
+    Result, Stream, mr::Handles,
 };
 use std::process::Command;
 use std::time::Instant;

@@ -3,7 +3,7 @@
 use crate::rows::Options;
 use crate::subject::Bench;
 use aquifer::sim::SimConfig;
-use aquifer::{BackendKind, Device, Result};
+use aquifer::{Device, Result, device::BackendKind};
 use clap::Parser;
 use std::process::ExitCode;
 

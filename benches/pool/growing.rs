@@ -4,7 +4,7 @@
 use crate::card::{KINDS, pool, unless_refused};
 use crate::rows::{MIB, nanoseconds, number};
 use crate::subject::{Bench, Plain, must};
-use aquifer::{DeviceBuffer, DeviceVec, Growth, Result, Stream};
+use aquifer::{DeviceBuffer, DeviceVec, Result, Stream, container::Growth};
 use std::time::Instant;
 
 /// A name, and the next length.

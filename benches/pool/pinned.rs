@@ -5,7 +5,10 @@ use crate::rows::{MIB, POOL, median, nanoseconds};
 use crate::subject::{Bench, must};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::{PinnedAlloc, PinnedPool, PinnedResource};
+use aquifer::{
+    PinnedAlloc,
+    pinned::{PinnedPool, PinnedResource},
+};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@
 use crate::kernels::delay;
 use crate::rows::{MIB, POOL, nanoseconds};
 use crate::subject::{Bench, Plain, must};
-use aquifer::{DeviceLayout, DeviceResource, PoolResource, Stream, VirtualResource};
+use aquifer::{DeviceLayout, DeviceResource, PoolResource, Stream, mr::VirtualResource};
 use std::time::{Duration, Instant};
 
 const KERNEL: Duration = Duration::from_millis(400);

@@ -4,8 +4,8 @@ use crate::rows::Options;
 use crate::workloads::{Pool, STREAMS};
 use aquifer::sim::Simulator;
 use aquifer::{
-    BackendKind, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error, Handles,
-    PoolResource, Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error, PoolResource, Result,
+    Stream, device::BackendKind, mr::Handles,
 };
 use std::array;
 use std::path::PathBuf;

@@ -4,7 +4,8 @@ use crate::rows::{MIB, POOL, median, nanoseconds, number};
 use crate::subject::{Bench, must};
 use crate::workloads::{STREAMS, churn, gang};
 use aquifer::{
-    DeviceResource, DeviceVec, reset_current_device_resource, set_current_device_resource,
+    DeviceResource, DeviceVec,
+    mr::{reset_current_device_resource, set_current_device_resource},
 };
 use std::sync::Arc;
 

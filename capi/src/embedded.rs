@@ -7,7 +7,7 @@ use crate::handles::{self, aquifer_stack};
 use crate::stack::{self, Stack};
 use crate::table::forked;
 use crate::{fork, memory, open_streams, shadowed, status};
-use aquifer_rs::{Device, ResourceStack, Stream};
+use aquifer_rs::{Device, Stream, mr::ResourceStack};
 
 pub use crate::status::Failure;
 

@@ -4,8 +4,10 @@ use crate::stack::device;
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::allocator_api2::alloc::Allocator;
 use aquifer_rs::{
-    CurrentPinned, HostBuffer, MappedAlloc, PinnedResource, Registered, current_pinned_resource,
-    last_error,
+    MappedAlloc,
+    pinned::{
+        CurrentPinned, HostBuffer, PinnedResource, Registered, current_pinned_resource, last_error,
+    },
 };
 use parking_lot::Mutex;
 use std::alloc::Layout;

@@ -3,7 +3,7 @@
 use crate::open_streams;
 use crate::page_map;
 use crate::status::{Failure, Result, aquifer_status as Status};
-use aquifer_rs::{DeviceBlock, DeviceVec, IpcHandle};
+use aquifer_rs::{DeviceBlock, DeviceVec, ipc::IpcHandle};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::LazyLock;

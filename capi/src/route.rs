@@ -8,7 +8,7 @@
 use crate::cache;
 use crate::capture::OfCapture;
 use crate::live_blocks::{LiveBlocks, ThreadBlocks};
-use aquifer_rs::{DeviceResource, ErrorKind, ResourceStack};
+use aquifer_rs::{DeviceResource, ErrorKind, mr::ResourceStack};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::ops::Deref;

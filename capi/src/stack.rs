@@ -8,7 +8,8 @@ use crate::references::{References, Released};
 use crate::route::{self, Route, RouteInUse};
 use crate::status::{Failure, Result, aquifer_status as Status};
 use aquifer_rs::{
-    Device, DeviceResource, LogFormat, LoggingAdaptor, ResourceStack, StackText, Stream,
+    Device, DeviceResource, Stream,
+    mr::{LogFormat, LoggingAdaptor, ResourceStack, StackText},
 };
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;

@@ -6,7 +6,10 @@ use crate::place::Place;
 use crate::stack::{self, Stack, device};
 use crate::status::{Failure, Result, aquifer_status, guard, guarded, last_error, remember};
 use crate::{fork, host, ipc, open_streams, page_map, route};
-use aquifer_rs::{LogFormat, ResourceStack, Stream};
+use aquifer_rs::{
+    Stream,
+    mr::{LogFormat, ResourceStack},
+};
 use std::ffi::{CStr, c_char, c_void};
 
 /// What a stack holds and did. Fields after `struct_size`, which the caller sets, are of the outermost pool, and of the

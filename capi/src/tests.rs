@@ -5,7 +5,7 @@ use crate::stack::{self, Stack, device};
 use crate::status::aquifer_status;
 use crate::{handles, memory, open_streams, page_map, route};
 use aquifer_rs::sim::SimConfig;
-use aquifer_rs::{CudaResource, Device, DeviceBlock, DeviceVec, DeviceVecParts, Stream};
+use aquifer_rs::{CudaResource, Device, DeviceBlock, DeviceVec, Stream, container::DeviceVecParts};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -423,7 +423,7 @@ fn a_pool_over_plain_memory_takes_blocks_unless_its_text_says_otherwise() {
     let is_shared = |address| {
         let bytes = BYTES;
         let block = aquifer_rs::DeviceBlock::new(address, bytes, 0);
-        aquifer_rs::IpcHandle::of_block(&stream, &block).is_ok()
+        aquifer_rs::ipc::IpcHandle::of_block(&stream, &block).is_ok()
     };
     for (text, text_of_stack, shares) in [
         (None, "pool(cuda, handles=off)", true),

@@ -15,7 +15,7 @@ mod ranks;
 #[path = "allreduce_bench/table.rs"]
 mod table;
 
-use aquifer::{BackendKind, Device};
+use aquifer::{Device, device::BackendKind};
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use output::{Outcome, say};

@@ -18,8 +18,8 @@ mod output;
 mod regression;
 
 use aquifer::{
-    Communicator, CommunicatorId, CudaResource, Device, DeviceVec, PoolResource, ReduceOp,
-    RegisteringAdaptor, Result,
+    Communicator, CudaResource, Device, DeviceVec, PoolResource, Result,
+    collective::{CommunicatorId, ReduceOp, RegisteringAdaptor},
 };
 use clap::Parser;
 use launcher::World;

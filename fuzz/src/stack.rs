@@ -1,7 +1,7 @@
 //! Texts of stacks: what is read prints and reads the same, and builds or is an error.
 
 use aquifer::sim::SimConfig;
-use aquifer::{Device, DeviceLayout, DeviceResource, StackText};
+use aquifer::{Device, DeviceLayout, DeviceResource, mr::StackText};
 
 /// Words and marks of texts, and some that are wrong.
 const WORDS: &[&str] = &[

@@ -9,8 +9,8 @@ use crate::resource::{DeviceMemoryResource, size};
 use crate::stream::{Opened, Stream};
 use aquifer_capi::embedded;
 use aquifer_rs::{
-    CallbackResource, DeviceBlock, DeviceBuffer as Memory, DeviceVec, DeviceVecParts, Error,
-    ErrorKind,
+    DeviceBlock, DeviceBuffer as Memory, DeviceVec, Error, ErrorKind, container::DeviceVecParts,
+    mr::CallbackResource,
 };
 use parking_lot::{Mutex, ReentrantMutex};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};

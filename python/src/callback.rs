@@ -5,8 +5,8 @@ use crate::interpreter::{Attached, try_attach};
 use crate::stream::{Opened, Stream};
 use aquifer_capi::embedded;
 use aquifer_rs::{
-    CallbackResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Failure,
-    FailureCallbackAdaptor, ResourceId, Result,
+    Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result,
+    mr::{CallbackResource, Failure, FailureCallbackAdaptor, ResourceId},
 };
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;

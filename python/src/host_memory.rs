@@ -55,7 +55,7 @@ impl HostMemory {
 
 /// Why the calling thread's last allocation failed.
 fn no_memory(bytes: usize) -> Raised {
-    let error = aquifer_rs::last_error();
+    let error = aquifer_rs::pinned::last_error();
     match error {
         Some(error) => error.into(),
         None => {

@@ -13,7 +13,10 @@ use crate::interpreter::{argument, detach, guard_thread};
 use crate::page_locked;
 use aquifer_capi::{aquifer_status, embedded};
 use aquifer_rs::allocator_api2::alloc::{Allocator, Layout};
-use aquifer_rs::{ErrorKind, PinnedPool, PinnedResource};
+use aquifer_rs::{
+    ErrorKind,
+    pinned::{PinnedPool, PinnedResource},
+};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
@@ -109,7 +112,7 @@ static IS_FORK: AtomicBool = AtomicBool::new(false);
 /// Whether the thread's last [`allocate`] refused for that.
 #[cold]
 fn is_fork() -> bool {
-    let error = catch_unwind(aquifer_rs::last_error).ok().flatten();
+    let error = catch_unwind(aquifer_rs::pinned::last_error).ok().flatten();
     let is_fork = error.is_some_and(|error| error.kind() == ErrorKind::Forked);
     IS_FORK.fetch_or(is_fork, Ordering::Relaxed);
     is_fork

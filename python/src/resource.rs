@@ -8,7 +8,8 @@ use crate::interpreter::{argument, detach, guard_thread};
 use crate::stream::Opened;
 use aquifer_capi::embedded::{self, Callbacks, OwnStack};
 use aquifer_rs::{
-    AsyncResource, BinningResource, Counters, DeviceResource, Error, ResourceStack, StackText,
+    DeviceResource, Error,
+    mr::{AsyncResource, BinningResource, Counters, ResourceStack, StackText},
 };
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;

@@ -18,7 +18,7 @@ mod generator;
 mod workloads;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use aquifer::{BackendKind, Device};
+use aquifer::{Device, device::BackendKind};
 use aquifer_replay::engine::replay;
 use aquifer_replay::plan::Plan;
 use aquifer_replay::read::read;

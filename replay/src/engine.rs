@@ -397,7 +397,7 @@ fn reserved(segments: &[Segment], steps: usize) -> Vec<u64> {
 mod tests {
     use super::*;
     use crate::event::{Action, Event, Log, LogStream, StreamKind};
-    use aquifer::{CallbackResource, CudaResource, DeviceResource};
+    use aquifer::{CudaResource, DeviceResource, mr::CallbackResource};
     use std::sync::Arc;
 
     fn event(index: usize, action: Action, address: u64, stream: usize) -> Event {

@@ -5,8 +5,11 @@ use crate::event::{LogStream, StreamKind};
 use crate::words::count;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceResource, Error,
-    ErrorKind, ManagedResource, PoolResource, PoolStatistics, Result, Stream, VirtualResource,
+    CudaResource, Device, DeviceResource, Error, ErrorKind, PoolResource, Result, Stream,
+    mr::{
+        ArenaResource, AsyncResource, BinningResource, ManagedResource, PoolStatistics,
+        VirtualResource,
+    },
 };
 use std::sync::Arc;
 

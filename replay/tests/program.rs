@@ -467,7 +467,10 @@ fn a_picture_of_a_long_log_stays_small() {
 #[test]
 fn logs_of_aquifer_name_its_streams() {
     use aquifer::sim::SimConfig;
-    use aquifer::{CudaResource, Device, DeviceVec, LogFormat, LoggingAdaptor};
+    use aquifer::{
+        CudaResource, Device, DeviceVec,
+        mr::{LogFormat, LoggingAdaptor},
+    };
     use std::sync::Arc;
     for (format, name) in [(LogFormat::Rmm, "own.csv"), (LogFormat::Events, "own.events.csv")] {
         let device = Device::simulated(SimConfig::default());

@@ -23,7 +23,7 @@ use crate::sync::Arc;
 /// upstream, under one lock; it ignores the alignment of a single call.
 ///
 /// ```
-/// use aquifer::{AlignedAdaptor, CudaResource, Device, DeviceLayout, DeviceResource};
+/// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, mr::AlignedAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;

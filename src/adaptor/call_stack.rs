@@ -11,7 +11,7 @@ use std::{env, fmt};
 const MAX_FRAMES: usize = 128;
 
 /// The functions that were on the stack when a block was allocated, as
-/// [`Allocation::backtrace`](crate::Allocation::backtrace) has it.
+/// [`Allocation::backtrace`](crate::mr::Allocation::backtrace) has it.
 ///
 /// The addresses of at most 128 frames, the innermost ones. Printing reads debug information, which
 /// takes milliseconds, and has the short form of [`std::backtrace::Backtrace`].
@@ -19,7 +19,7 @@ const MAX_FRAMES: usize = 128;
 /// RMM: `rmm::detail::stack_trace`, of 64 frames, without lines.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, TrackingAdaptor};
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::TrackingAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;

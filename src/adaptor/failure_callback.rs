@@ -19,7 +19,7 @@ const MAX_RETRIES: u32 = 16;
 /// The callback frees memory, by spilling to the host for example, and returns `true` for another
 /// attempt. It runs on the thread that allocates, which holds no lock of this crate but a pool's for
 /// its growth: it may free memory of the same resource and allocate from it. Below a
-/// [`ThreadSafeAdaptor`](crate::ThreadSafeAdaptor), which holds its lock meanwhile, its frees there
+/// [`ThreadSafeAdaptor`](crate::mr::ThreadSafeAdaptor), which holds its lock meanwhile, its frees there
 /// wait for the end of the allocation. What it may wait for is what a
 /// [resource](DeviceResource#what-a-method-may-wait-for) may.
 ///
@@ -33,7 +33,7 @@ const MAX_RETRIES: u32 = 16;
 /// callback below a pool frees into that pool.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, FailureCallbackAdaptor, LimitingAdaptor};
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::{FailureCallbackAdaptor, LimitingAdaptor}};
 /// use std::sync::{Arc, Mutex};
 ///
 /// let device = Device::detect_or_simulate()?;
@@ -88,7 +88,7 @@ impl<U> FailureCallbackAdaptor<U> {
 /// The options of a [`FailureCallbackAdaptor`].
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, ErrorKind, FailureCallbackAdaptor};
+/// use aquifer::{CudaResource, Device, ErrorKind, mr::FailureCallbackAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let once = FailureCallbackAdaptor::builder(CudaResource::new(&device))

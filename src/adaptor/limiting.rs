@@ -30,7 +30,7 @@ use crate::sync::trusted::{AtomicUsize, Ordering};
 /// refused, and sums may wrap.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, LimitingAdaptor};
+/// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, mr::LimitingAdaptor};
 /// use std::sync::Arc;
 ///
 /// let device = Device::detect_or_simulate()?;
@@ -73,7 +73,7 @@ impl<U> LimitingAdaptor<U> {
     /// [`ErrorKind::InvalidArgument`] if `alignment` is not a power of two.
     ///
     /// ```
-    /// use aquifer::{CudaResource, Device, DeviceVec, LimitingAdaptor};
+    /// use aquifer::{CudaResource, Device, DeviceVec, mr::LimitingAdaptor};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;

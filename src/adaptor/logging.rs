@@ -64,7 +64,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 /// under a lock within the call, and logs neither durations nor the device's free memory.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, LoggingAdaptor, PoolResource};
+/// use aquifer::{CudaResource, Device, DeviceVec, PoolResource, mr::LoggingAdaptor};
 ///
 /// # let folder = std::env::temp_dir().join(format!("aquifer-log-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder).unwrap();
@@ -276,7 +276,7 @@ enum LogTarget {
 /// The options of a [`LoggingAdaptor`]: its target, columns and capacity.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, LogFormat, LoggingAdaptor};
+/// use aquifer::{CudaResource, Device, mr::{LogFormat, LoggingAdaptor}};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let logged = LoggingAdaptor::builder(CudaResource::new(&device))

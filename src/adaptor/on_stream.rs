@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{Device, OnStream, PinnedResource};
+/// use aquifer::{Device, mr::OnStream, pinned::PinnedResource};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let pinned = PinnedResource::new(&device)?;

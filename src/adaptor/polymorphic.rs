@@ -16,13 +16,13 @@ use std::marker::PhantomData;
 ///
 /// A handle on a resource of any type. Two are equal if their resources take back each other's blocks
 /// ([`DeviceResource::identity`]), whatever their element types are. For an allocator that is bound to
-/// a stream, see [`OnStream`](crate::OnStream).
+/// a stream, see [`OnStream`](crate::mr::OnStream).
 ///
 /// RMM's takes the number of elements again at the free, and corrupts its pool if it differs; here the
 /// block has its size. RMM's default is the resource of the thread's current device.
 ///
 /// ```
-/// use aquifer::{Device, PolymorphicAllocator};
+/// use aquifer::{Device, mr::PolymorphicAllocator};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
@@ -67,7 +67,7 @@ impl<T> PolymorphicAllocator<T> {
     }
 
     /// Memory for `count` elements, for work on `stream`, at the larger of `T`'s alignment and
-    /// [`DEFAULT_ALIGNMENT`](crate::DEFAULT_ALIGNMENT) bytes. No elements, or elements without a
+    /// [`DEFAULT_ALIGNMENT`](crate::mr::DEFAULT_ALIGNMENT) bytes. No elements, or elements without a
     /// size, give an empty block.
     ///
     /// # Errors

@@ -11,18 +11,18 @@ use crate::sync::Arc;
 
 /// Moves each block to the resource's device as it is allocated, in the order of its stream, so
 /// that its first use takes no page faults: `cuMemPrefetchAsync` over a
-/// [`ManagedResource`](crate::ManagedResource) or a pool of it.
+/// [`ManagedResource`](crate::mr::ManagedResource) or a pool of it.
 ///
 /// Blocks pass without a prefetch if their memory does not migrate, if the device does not migrate
 /// pages on demand
-/// ([`concurrent_managed_access`](crate::DeviceProperties::concurrent_managed_access)), or if the
+/// ([`concurrent_managed_access`](crate::device::DeviceProperties::concurrent_managed_access)), or if the
 /// stream is in a capture, which a prefetch would invalidate. A handle: clones are the same resource.
 ///
 /// RMM: `prefetch_resource_adaptor`, which prefetches to the thread's current device, and invalidates
 /// captures.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, ManagedResource, PrefetchAdaptor};
+/// use aquifer::{Device, DeviceVec, mr::{ManagedResource, PrefetchAdaptor}};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;

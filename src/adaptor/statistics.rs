@@ -40,7 +40,7 @@ use shared::SharedCounters;
 /// two threads mix.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, StatisticsAdaptor};
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::StatisticsAdaptor};
 /// use std::sync::Arc;
 ///
 /// let device = Device::detect_or_simulate()?;
@@ -129,7 +129,7 @@ impl<U> StatisticsAdaptor<U> {
     /// The counters of the innermost scope that the calling thread has open.
     ///
     /// ```
-    /// use aquifer::{CudaResource, Device, StatisticsAdaptor};
+    /// use aquifer::{CudaResource, Device, mr::StatisticsAdaptor};
     ///
     /// let counted = StatisticsAdaptor::new(CudaResource::new(&Device::detect_or_simulate()?));
     /// assert!(counted.scope_counters().is_none());

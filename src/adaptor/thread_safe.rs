@@ -30,8 +30,8 @@ use std::fmt;
 ///
 /// ```
 /// use aquifer::{
-///     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
-///     LocalDeviceResource, Result, Stream, ThreadSafeAdaptor,
+///     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error,
+///     ErrorKind, Result, Stream, mr::{LocalDeviceResource, ThreadSafeAdaptor},
 /// };
 /// use std::sync::Arc;
 ///
@@ -116,7 +116,7 @@ pub unsafe trait LocalDeviceResource: fmt::Debug + Send {
 ///
 /// ```
 /// use aquifer::{
-///     Device, DeviceLayout, DeviceResource, LocalDeviceResource, Result, ThreadSafeAdaptor,
+///     Device, DeviceLayout, DeviceResource, Result, mr::{LocalDeviceResource, ThreadSafeAdaptor},
 /// };
 ///
 /// fn share<R: LocalDeviceResource + 'static>(resource: R) -> Result<()> {

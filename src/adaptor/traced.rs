@@ -20,7 +20,7 @@ use tracing::level_filters::LevelFilter;
 /// (nanoseconds that the upstream took) and, of a failure, `error`. The calling thread emits an event
 /// after the upstream has returned. The events of two threads may therefore be out of order: an address
 /// may be allocated in one before the event of its free by the other.
-/// [`LoggingAdaptor`](crate::LoggingAdaptor) keeps the order. Where no subscriber wants such events, a
+/// [`LoggingAdaptor`](crate::mr::LoggingAdaptor) keeps the order. Where no subscriber wants such events, a
 /// call costs one load.
 ///
 /// Below a pool, the events wait until the pool's locks are released. The feature `log-level-debug`
@@ -29,7 +29,7 @@ use tracing::level_filters::LevelFilter;
 /// the subscriber's locks may be held by a thread of the parent. Clones are one adaptor.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, TracedAdaptor};
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::TracedAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;

@@ -24,12 +24,12 @@ use std::fmt;
 /// A group counts as all the collectives that it has of a rank. It waits before it is given until these and what
 /// the rank has ahead of its device are 256 at most. A group with more of one rank waits until that rank has nothing ahead, and
 /// what comes after it waits until the device has passed it. So a rank is ahead of its device by 256 collectives or by
-/// one group, whichever is more. Each of these waits takes no longer than the [`timeout`](crate::CommunicatorOptions::timeout)
+/// one group, whichever is more. Each of these waits takes no longer than the [`timeout`](crate::collective::CommunicatorOptions::timeout)
 /// of the rank. A group that has waited waits again where another thread has given the rank collectives meanwhile. Keep a group short where a rank may be lost: NCCL has the host wait in a group that is too long
 /// for the queue of the GPU, and does not return until the other ranks come.
 ///
 /// ```
-/// use aquifer::{Communicator, Device, DeviceVec, Group, sim::SimConfig};
+/// use aquifer::{Communicator, Device, DeviceVec, collective::Group, sim::SimConfig};
 ///
 /// let devices = [0, 1].map(|n| Device::simulated(SimConfig::default().ordinal(n)));
 /// let streams = [devices[0].new_stream()?, devices[1].new_stream()?];
@@ -159,7 +159,7 @@ collectives! {
     /// May wait on the host for the same call of other ranks, and where the device is far behind: see [`Communicator`].
     ///
     /// ```
-    /// use aquifer::{Communicator, Device, DeviceVec, ReduceOp, sim::SimConfig};
+    /// use aquifer::{Communicator, Device, DeviceVec, collective::ReduceOp, sim::SimConfig};
     ///
     /// let stream = Device::simulated(SimConfig::default()).new_stream()?;
     /// // SAFETY: one rank has nothing to agree with.

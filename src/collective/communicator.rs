@@ -19,11 +19,11 @@ use std::time::Duration;
 /// Each rank has a stream, on which its collectives run in the order of the calls. What they read and write may be at
 /// home on any stream of the device: the order of both is kept as for [`DeviceVec::on`](crate::DeviceVec::on). All ranks
 /// make the same calls in the same order. Ranks may be threads of one process, processes, or machines; a thread that has
-/// several ranks makes their calls in one [`Group`](crate::Group).
+/// several ranks makes their calls in one [`Group`](crate::collective::Group).
 ///
 /// A rank is never more than 256 collectives ahead of its device: a call that would be the next one waits for the device,
 /// no longer than the [`timeout`](CommunicatorOptions::timeout). On a GPU the queue would be full at some later call, which
-/// waits without an end if a rank is lost. A [`Group`](crate::Group) counts as all its collectives, and may be longer than
+/// waits without an end if a rank is lost. A [`Group`](crate::collective::Group) counts as all its collectives, and may be longer than
 /// that: see there. No other call waits for the device.
 ///
 /// On a GPU, NCCL is looked for when the first communicator is made. A call may wait on the host for the same call of
@@ -48,7 +48,7 @@ use std::time::Duration;
 /// [`timeout`](CommunicatorOptions::timeout), and aborts the communicator otherwise, or while a panic unwinds.
 ///
 /// ```
-/// use aquifer::{Communicator, Device, DeviceVec, ReduceOp, sim::SimConfig};
+/// use aquifer::{Communicator, Device, DeviceVec, collective::ReduceOp, sim::SimConfig};
 ///
 /// // One thread with two ranks.
 /// let devices = [0, 1].map(|n| Device::simulated(SimConfig::default().ordinal(n)));
@@ -59,7 +59,7 @@ use std::time::Duration;
 /// for (n, stream) in streams.iter().enumerate() {
 ///     sums.push(DeviceVec::from_slice(stream, &[n as f32 + 1.0; 4])?);
 /// }
-/// let mut group = aquifer::Group::new();
+/// let mut group = aquifer::collective::Group::new();
 /// for (rank, sum) in ranks.iter().zip(&mut sums) {
 ///     group.all_reduce_in_place(rank, sum, ReduceOp::Sum)?;
 /// }
@@ -204,7 +204,9 @@ impl Communicator {
     /// ten minutes at most.
     ///
     /// ```
-    /// use aquifer::{Communicator, CommunicatorId, Device, DeviceVec, ReduceOp, sim::SimConfig};
+    /// use aquifer::{
+    ///     Communicator, Device, DeviceVec, collective::{CommunicatorId, ReduceOp}, sim::SimConfig,
+    /// };
     ///
     /// // A thread for each rank.
     /// let id = CommunicatorId::new(&Device::simulated(SimConfig::default()))?;
@@ -241,7 +243,7 @@ impl Communicator {
     ///   send and its receive have the same length;
     /// - where a rank is lost or aborted, the others abort theirs, or end, before memory that its unfinished collectives
     ///   use is used again: what another rank began late may still write there;
-    /// - where one rank gives a collective memory that is registered ([`RegisteringAdaptor`](crate::RegisteringAdaptor)),
+    /// - where one rank gives a collective memory that is registered ([`RegisteringAdaptor`](crate::collective::RegisteringAdaptor)),
     ///   all ranks do. NCCL does not define a mixture.
     ///
     /// The simulated device compares them and reports what differs.

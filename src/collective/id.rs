@@ -12,7 +12,7 @@ use std::fmt;
 /// the same one. It serves for one communicator.
 ///
 /// ```
-/// use aquifer::{CommunicatorId, Device, sim::SimConfig};
+/// use aquifer::{Device, collective::CommunicatorId, sim::SimConfig};
 ///
 /// let device = Device::simulated(SimConfig::default());
 /// let id = CommunicatorId::new(&device)?;

@@ -19,16 +19,16 @@ use std::collections::BTreeMap;
 /// Put it under a pool. Then each block of upstream, from which the pool cuts vectors, is registered once: when the pool
 /// takes it, or when a communicator [comes](Self::register_with). Before it goes back, its stream is waited for and each
 /// registration is taken back; a communicator whose collectives have not run within its
-/// [`timeout`](crate::CommunicatorOptions::timeout) is aborted then. A communicator that ends takes its registrations
+/// [`timeout`](crate::collective::CommunicatorOptions::timeout) is aborted then. A communicator that ends takes its registrations
 /// along. To register a block and to take that back waits for the call that another thread is in on the communicator.
 /// Have each rank of a communicator take its vectors from such a pool, or none: see the safety section of
 /// [`Communicator::new`].
-/// How much it gains depends on the memory and the links; [`NcclResource`](crate::NcclResource) has memory that NCCL can use in all ways.
+/// How much it gains depends on the memory and the links; [`NcclResource`](crate::mr::NcclResource) has memory that NCCL can use in all ways.
 ///
 /// ```
 /// use aquifer::{
-///     Communicator, CudaResource, Device, DeviceVec, PoolResource, ReduceOp, RegisteringAdaptor,
-///     sim::SimConfig,
+///     Communicator, CudaResource, Device, DeviceVec, PoolResource,
+///     collective::{ReduceOp, RegisteringAdaptor}, sim::SimConfig,
 /// };
 ///
 /// let device = Device::simulated(SimConfig::default());

@@ -24,7 +24,10 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// ```
     /// use allocator_api2::vec::Vec as AllocVec;
-    /// use aquifer::{Device, DeviceVec, HostChunk, LaunchConfig, PinnedAlloc, Result, Stream, Transfer};
+    /// use aquifer::{
+    ///     Device, DeviceVec, LaunchConfig, PinnedAlloc, Result, Stream, Transfer,
+    ///     pinned::HostChunk,
+    /// };
     /// // `DOUBLE` is a `Kernel` that doubles elements: the example of `Kernel` has it.
     /// # use aquifer::{HostArgs, Kernel};
     /// # static DOUBLE: Kernel = Kernel::new(

@@ -21,7 +21,7 @@ use std::marker::PhantomData;
 /// It has a home stream, and goes wherever a vector goes. RMM has no counterpart.
 ///
 /// ```
-/// use aquifer::{Device, DeviceBox, DeviceVec};
+/// use aquifer::{Device, DeviceVec, container::DeviceBox};
 ///
 /// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2])?;

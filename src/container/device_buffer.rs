@@ -62,7 +62,7 @@ impl DeviceBuffer {
         ///
         /// # Errors
         ///
-        /// Those of [`current_device_resource`](crate::current_device_resource).
+        /// Those of [`current_device_resource`](crate::mr::current_device_resource).
         pub fn new(stream: &Stream) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
         ///

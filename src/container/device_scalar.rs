@@ -55,7 +55,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// # Errors
         ///
         /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
-        /// [`current_device_resource`](crate::current_device_resource) and of the driver.
+        /// [`current_device_resource`](crate::mr::current_device_resource) and of the driver.
         pub fn new(stream: &Stream, value: T) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
         ///

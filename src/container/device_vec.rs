@@ -24,7 +24,7 @@ use std::ops::RangeBounds;
 /// and one stream alone makes no event. [`on`](Self::on) and [`on_mut`](Self::on_mut) use it on
 /// another stream; the order between the two is kept even if the guard is forgotten.
 ///
-/// Memory comes from the device's [current resource](crate::current_device_resource), or from the
+/// Memory comes from the device's [current resource](crate::mr::current_device_resource), or from the
 /// one that an `*_in` constructor is given, and goes back there.
 ///
 /// RMM: `device_uvector`, with growth.
@@ -109,7 +109,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// # Errors
         ///
-        /// Those of [`current_device_resource`](crate::current_device_resource);
+        /// Those of [`current_device_resource`](crate::mr::current_device_resource);
         /// [`ErrorKind::InvalidArgument`] if `T` has no size.
         pub fn new(stream: &Stream) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
@@ -220,7 +220,7 @@ impl<T: Pod> DeviceVec<T> {
     /// How its capacity was changed last; `None` if it was not, since it got memory.
     ///
     /// It changes in place where its memory comes from a [pool](crate::PoolResource) on
-    /// [handles](crate::Handles), from one granule on, which is 2 MiB on today's GPUs. Memory is mapped
+    /// [handles](crate::mr::Handles), from one granule on, which is 2 MiB on today's GPUs. Memory is mapped
     /// behind what is there: by the next granule where elements are added, so that a vector has no more than it needs. The
     /// first growth moves it, unless free memory or addresses lie behind it. From then on it has addresses of its own, for all
     /// memory of the device.
@@ -231,13 +231,15 @@ impl<T: Pod> DeviceVec<T> {
     /// addresses, of which it reserves 8 TiB for this.
     ///
     /// The address stays, and more memory lies behind it. A library that registered the vector's memory by its address has
-    /// to do that again: see [`VirtualResource`](crate::VirtualResource).
+    /// to do that again: see [`VirtualResource`](crate::mr::VirtualResource).
     ///
     /// The first memory of an empty vector is no change. A shrink is one. What a vector gets in a capture is its own, as what
     /// it had: the graph does not keep it.
     ///
     /// ```
-    /// use aquifer::{Device, DeviceVec, Growth, PoolResource, VirtualResource, sim::SimConfig};
+    /// use aquifer::{
+    ///     Device, DeviceVec, PoolResource, container::Growth, mr::VirtualResource, sim::SimConfig,
+    /// };
     ///
     /// let device = Device::simulated(SimConfig::default());
     /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;

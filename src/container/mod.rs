@@ -1,4 +1,7 @@
 //! Typed device memory.
+//!
+//! [`DeviceVec`] is `Vec` on the device, [`DeviceBuffer`] its untyped form, [`DeviceScalar`] one value. Slices are
+//! [`DeviceSlice`] and [`DeviceSliceMut`]. [`On`] and [`OnMut`] are guards of a use on another stream than the vector's own.
 
 mod accessors;
 mod buffer;
@@ -11,7 +14,7 @@ mod device_vec;
 mod edit;
 mod fill;
 mod growth;
-mod launch;
+pub(crate) mod launch;
 mod memory_use;
 mod on;
 mod parts;
@@ -27,7 +30,6 @@ pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
 pub(crate) use device_vec::refuse_zero_sized;
 pub use growth::Growth;
-pub use launch::Launch;
 pub use on::{On, OnMut};
 pub use parts::DeviceVecParts;
 pub use stream_ref::StreamRef;

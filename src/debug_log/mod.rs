@@ -1,7 +1,7 @@
 //! The crate's [`tracing`](https://docs.rs/tracing) events, and a log file of them.
 //!
 //! Events are emitted off the hot path alone: an allocation from a thread's magazine does not look at
-//! the subscriber. [`TracedAdaptor`](crate::TracedAdaptor) emits an event for each allocation.
+//! the subscriber. [`TracedAdaptor`](crate::mr::TracedAdaptor) emits an event for each allocation.
 //!
 //! # Events
 //!
@@ -21,7 +21,7 @@
 //! | `ERROR` | `aquifer::pool` | `a pool cannot go on` | `pool`, `device`, `asked`, `why` |
 //! | `DEBUG` | `aquifer::driver_pool` | `driver pool made`, `driver pool trimmed` | `device`, `handle`, and `initial` or `keep` |
 //! | `DEBUG` | `aquifer::ipc` | `opened memory of another process`, `closed memory of another process` | `device`, `bytes`, `process` |
-//! | `TRACE` | `aquifer::memory` | `allocate`, `allocate failure`, `free` | see [`TracedAdaptor`](crate::TracedAdaptor) |
+//! | `TRACE` | `aquifer::memory` | `allocate`, `allocate failure`, `free` | see [`TracedAdaptor`](crate::mr::TracedAdaptor) |
 //! | `WARN`, `ERROR` | `aquifer::` and the module | what was leaked, freed twice, or could not be done | by the case |
 //!
 //! `pool` is a number that no other pool of the process has, `device` an ordinal, and `stream` and
@@ -77,7 +77,7 @@
 //! when CUDA has started, as it has for a pool on a GPU; a first pool on a simulated device may find no
 //! tool yet. With such a tool a pool is slow:
 //!
-//! - Threads have no magazines, whatever [`PoolOptions`](crate::PoolOptions) says: each block is
+//! - Threads have no magazines, whatever [`PoolOptions`](crate::mr::PoolOptions) says: each block is
 //!   registered.
 //! - A free waits until the device has done what the stream was given: work that still runs may access
 //!   the block, and must not be reported. A program in which such work waits for something that the

@@ -75,7 +75,7 @@ impl<T: Pod> DeviceVec<T> {
     /// free it; growth takes from the device's current resource.
     ///
     /// ```no_run
-    /// use aquifer::{AsyncResource, Device, DeviceVec, cudarc::driver::CudaContext};
+    /// use aquifer::{Device, DeviceVec, cudarc::driver::CudaContext, mr::AsyncResource};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let context = CudaContext::new(0)?;
@@ -138,7 +138,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Gives the vector to cudarc, where cudarc frees it rightly: memory of an
-    /// [`AsyncResource`](crate::AsyncResource), which `cuMemFreeAsync` of any library frees.
+    /// [`AsyncResource`](crate::mr::AsyncResource), which `cuMemFreeAsync` of any library frees.
     /// [`from_cuda_slice`](Self::from_cuda_slice) has an example.
     ///
     /// # Errors

@@ -86,7 +86,9 @@ impl Kernel {
     /// compiled, and needs no GPU: the simulated device launches what it compiled, by the host form.
     ///
     /// ```
-    /// use aquifer::{CompileOptions, Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig};
+    /// use aquifer::{
+    ///     Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, kernel::CompileOptions,
+    /// };
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let compiled = Kernel::compile_cuda(

@@ -27,7 +27,7 @@ use std::fmt;
 /// ```compile_fail
 /// use aquifer::cudarc::driver::{LaunchArgs, PushKernelArg};
 ///
-/// fn launch_at_home<'a>(launch: &mut LaunchArgs<'a>, argument: &'a aquifer::CudaRef<'a, f32>) {
+/// fn launch_at_home<'a>(launch: &mut LaunchArgs<'a>, argument: &'a aquifer::interop::CudaRef<'a, f32>) {
 ///     launch.arg(argument);
 /// }
 /// ```

@@ -2,9 +2,7 @@
 
 mod cuda_slice;
 #[cfg(feature = "nvrtc")]
-mod cuda_source;
+pub(crate) mod cuda_source;
 mod cudarc;
 
-#[cfg(feature = "nvrtc")]
-pub use cuda_source::CompileOptions;
 pub use cudarc::{CudaMut, CudaRef};

@@ -83,8 +83,9 @@ pub unsafe trait DeviceMemoryManager: fmt::Debug + Send + Sync {
 ///
 /// ```
 /// use aquifer::{
-///     CudaResource, Device, DeviceLayout, DeviceMemoryManager, DeviceResource, DeviceVec, HostOnly, MemoryInfo,
-///     MemoryPointer, Result, Stream, set_memory_manager,
+///     CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, Result, Stream,
+///     device::MemoryInfo,
+///     nbep7::{DeviceMemoryManager, HostOnly, MemoryPointer, set_memory_manager},
 /// };
 /// use std::sync::{Arc, Mutex};
 ///

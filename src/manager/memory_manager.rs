@@ -65,10 +65,10 @@ impl HostAllocFlags {
 /// The memory of one device, for a process that uses it in place of Aquifer's own: NBEP 7's
 /// `BaseCUDAMemoryManager`.
 ///
-/// [`set_memory_manager`](crate::set_memory_manager) and
-/// [`register_memory_manager`](crate::register_memory_manager) choose one. Each device that is used has an instance
-/// of its own. A manager of device memory alone implements [`DeviceMemoryManager`](crate::DeviceMemoryManager), and
-/// [`HostOnly`](crate::HostOnly) does the rest.
+/// [`set_memory_manager`](crate::nbep7::set_memory_manager) and
+/// [`register_memory_manager`](crate::nbep7::register_memory_manager) choose one. Each device that is used has an instance
+/// of its own. A manager of device memory alone implements [`DeviceMemoryManager`](crate::nbep7::DeviceMemoryManager), and
+/// [`HostOnly`](crate::nbep7::HostOnly) does the rest.
 ///
 /// | NBEP 7 | here |
 /// |---|---|
@@ -87,7 +87,7 @@ impl HostAllocFlags {
 ///
 /// **Inside of a manager's calls** and finalizers, containers need a resource by name: without one they would ask the
 /// manager itself, which is [`ErrorKind::Reentered`](crate::ErrorKind::Reentered). So would
-/// [`PinnedAlloc`](crate::PinnedAlloc) where no resource was set for it. [`PinnedResource`](crate::PinnedResource) and pools of it have the driver's memory there.
+/// [`PinnedAlloc`](crate::PinnedAlloc) where no resource was set for it. [`PinnedResource`](crate::pinned::PinnedResource) and pools of it have the driver's memory there.
 ///
 /// A panic in a call is an error ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
 ///

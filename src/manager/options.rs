@@ -6,11 +6,11 @@ use std::borrow::Cow;
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// The options of a [registered](crate::register_memory_manager) manager: what follows its name and a colon in
+/// The options of a [registered](crate::nbep7::register_memory_manager) manager: what follows its name and a colon in
 /// `AQUIFER_MEMORY_MANAGER=name:key=value,key=value`. White space around keys and values does not count.
 ///
 /// ```
-/// use aquifer::ManagerOptions;
+/// use aquifer::nbep7::ManagerOptions;
 ///
 /// let options: ManagerOptions = "blocks=16, policy=best".parse()?;
 /// assert_eq!(options.get("policy"), Some("best"));

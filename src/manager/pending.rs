@@ -39,7 +39,7 @@ type Deallocation = Box<dyn FnOnce() + Send>;
 /// What a thread took out before a scope began on another thread may run inside of that scope.
 ///
 /// ```
-/// use aquifer::PendingDeallocations;
+/// use aquifer::nbep7::PendingDeallocations;
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///

@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 type DeviceFinalizer = Box<dyn FnOnce(&Stream) + Send>;
 type HostFinalizer = Box<dyn FnOnce() + Send>;
 
-/// Device memory of a [`MemoryManager`](crate::MemoryManager): NBEP 7's `MemoryPointer`.
+/// Device memory of a [`MemoryManager`](crate::nbep7::MemoryManager): NBEP 7's `MemoryPointer`.
 ///
 /// A counted handle: clones and [slices](Self::slice) are views of one allocation, which they keep. When the last of
 /// them goes, its finalizer runs: once, on the thread that drops it, also after the manager was reset. A finalizer
@@ -24,7 +24,7 @@ type HostFinalizer = Box<dyn FnOnce() + Send>;
 /// It gives no access to the memory, so any number of views may exist.
 ///
 /// ```
-/// use aquifer::{Device, MemoryPointer};
+/// use aquifer::{Device, nbep7::MemoryPointer};
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///
@@ -167,7 +167,7 @@ impl DeviceOwner {
 
 debug_struct!(MemoryPointer { address, bytes, .. });
 
-/// Page-locked host memory of a [`MemoryManager`](crate::MemoryManager): NBEP 7's `PinnedMemory`, and its
+/// Page-locked host memory of a [`MemoryManager`](crate::nbep7::MemoryManager): NBEP 7's `PinnedMemory`, and its
 /// `MappedMemory` where the device can address it.
 ///
 /// A counted handle, as [`MemoryPointer`]: when the last view goes, the finalizer runs, once. It unlocks the memory,

@@ -35,12 +35,12 @@ fn open_by<M: MemoryManager + 'static>(
 /// | what | takes memory from |
 /// |---|---|
 /// | a container that names a resource (`*_in`) | that resource |
-/// | inside of [`with_device_resource`](crate::with_device_resource), or of a [`WithDeviceResource`](crate::WithDeviceResource) | the scope's resource |
-/// | after [`set_current_device_resource`](crate::set_current_device_resource) | that resource |
-/// | any other container | the manager; without one the device's [default pool](crate::default_device_pool) |
-/// | [`PinnedResource`](crate::PinnedResource), and [`PinnedPool`](crate::PinnedPool), [`PinnedAlloc`](crate::PinnedAlloc), [`MappedAlloc`](crate::MappedAlloc) over it | the manager's `memhostalloc`; pools by slabs |
-/// | [`Registered`](crate::Registered) | the manager's `mempin` |
-/// | [`CudaResource`](crate::CudaResource), [`AsyncResource`](crate::AsyncResource), [`ManagedResource`](crate::ManagedResource), and pools of them by name | the driver: managers are made of them |
+/// | inside of [`with_device_resource`](crate::mr::with_device_resource), or of a [`WithDeviceResource`](crate::mr::WithDeviceResource) | the scope's resource |
+/// | after [`set_current_device_resource`](crate::mr::set_current_device_resource) | that resource |
+/// | any other container | the manager; without one the device's [default pool](crate::mr::default_device_pool) |
+/// | [`PinnedResource`](crate::pinned::PinnedResource), and [`PinnedPool`](crate::pinned::PinnedPool), [`PinnedAlloc`](crate::PinnedAlloc), [`MappedAlloc`](crate::MappedAlloc) over it | the manager's `memhostalloc`; pools by slabs |
+/// | [`Registered`](crate::pinned::Registered) | the manager's `mempin` |
+/// | [`CudaResource`](crate::CudaResource), [`AsyncResource`](crate::mr::AsyncResource), [`ManagedResource`](crate::mr::ManagedResource), and pools of them by name | the driver: managers are made of them |
 ///
 /// The first line that fits holds. A manager of pools of its own may want `PinnedAlloc` to ask it for each block:
 /// `set_current_pinned_resource(PinnedResource::new(&device)?)`.
@@ -69,7 +69,10 @@ pub fn set_memory_manager<M: MemoryManager + 'static>(
 /// so are options that `make` refuses.
 ///
 /// ```
-/// use aquifer::{CudaResource, HostOnly, PoolResource, ResourceMemoryManager, register_memory_manager};
+/// use aquifer::{
+///     CudaResource, PoolResource,
+///     nbep7::{HostOnly, ResourceMemoryManager, register_memory_manager},
+/// };
 ///
 /// register_memory_manager("small-pool", |device, options| {
 ///     options.allow(&["mib"])?;

@@ -12,12 +12,13 @@ use crate::sync::Arc;
 /// A memory manager whose device memory is a resource's: one pool for a whole process.
 ///
 /// Memory goes back to the resource at once, in the order of its stream, also inside of
-/// [`defer_cleanup`](crate::MemoryManager::defer_cleanup): a pool frees nothing to the driver there unless it runs
+/// [`defer_cleanup`](crate::nbep7::MemoryManager::defer_cleanup): a pool frees nothing to the driver there unless it runs
 /// out of memory or is trimmed.
 ///
 /// ```
 /// use aquifer::{
-///     CudaResource, Device, DeviceVec, HostOnly, PoolResource, ResourceMemoryManager, set_memory_manager,
+///     CudaResource, Device, DeviceVec, PoolResource,
+///     nbep7::{HostOnly, ResourceMemoryManager, set_memory_manager},
 /// };
 ///
 /// set_memory_manager(|device| {

@@ -24,7 +24,7 @@ thread_local! {
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{ErrorKind, PinnedAlloc, last_error};
+/// use aquifer::{ErrorKind, PinnedAlloc, pinned::last_error};
 ///
 /// let mut vec: Vec<u8, PinnedAlloc> = Vec::new_in(PinnedAlloc);
 /// assert!(vec.try_reserve(isize::MAX as usize - 4096).is_err());

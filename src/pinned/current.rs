@@ -11,14 +11,16 @@ use crate::stream::Stream;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// A [current pinned resource](crate::current_pinned_resource): a pool, which is the default, or a
+/// A [current pinned resource](crate::pinned::current_pinned_resource): a pool, which is the default, or a
 /// plain resource, whose every block is a driver call.
 ///
 /// As either of them, it is an allocator and a [`DeviceResource`].
 ///
 /// ```
-/// use aquifer::{CurrentPinned, Device, PinnedPool, PinnedResource};
-/// use aquifer::{current_pinned_resource, reset_current_pinned_resource, set_current_pinned_resource};
+/// use aquifer::{Device, pinned::{CurrentPinned, PinnedPool, PinnedResource}};
+/// use aquifer::{
+///     pinned::{current_pinned_resource, reset_current_pinned_resource, set_current_pinned_resource},
+/// };
 ///
 /// let pinned = PinnedResource::new(&Device::detect_or_simulate()?)?;
 /// let pool = PinnedPool::builder(pinned.clone()).maximum_size(1 << 30).build()?;

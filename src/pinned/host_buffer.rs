@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// implements it by the address and the length of what it owns:
 ///
 /// ```
-/// use aquifer::{Device, HostBuffer, Registered};
+/// use aquifer::{Device, pinned::{HostBuffer, Registered}};
 /// use std::ptr::NonNull;
 ///
 /// /// Pages of the system, which its drop gives back.

@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{Device, HostChunk, PinnedAlloc};
+/// use aquifer::{Device, PinnedAlloc, pinned::HostChunk};
 ///
 /// let stream = Device::detect_or_simulate()?.new_stream()?;
 /// let mut large: Vec<u32, PinnedAlloc> = Vec::new_in(PinnedAlloc);

@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 /// As [`PinnedAlloc`](crate::PinnedAlloc), from the current pinned resource, and an `AllocError`
 /// where that resource or its device cannot map. [`device_address`](Self::device_address) gives
 /// the device's address of anything that lives in such memory;
-/// [`Scope::map`](crate::Scope::map) and [`Scope::map_mut`](crate::Scope::map_mut) make it a kernel
+/// [`Scope::map`](crate::transfer::Scope::map) and [`Scope::map_mut`](crate::transfer::Scope::map_mut) make it a kernel
 /// argument that the host cannot touch meanwhile.
 ///
 /// ```
@@ -38,8 +38,8 @@ pub struct MappedAlloc;
 impl MappedAlloc {
     /// The device's address of the first byte of `data`, which lives in mapped memory: what a
     /// [`MappedAlloc`] `Vec`, `Box` or slice holds, or memory of a
-    /// [`PinnedResource`](crate::PinnedResource) or [`PinnedPool`](crate::PinnedPool) that is mapped, or of a
-    /// [`Registered`](crate::Registered) buffer.
+    /// [`PinnedResource`](crate::pinned::PinnedResource) or [`PinnedPool`](crate::pinned::PinnedPool) that is mapped, or of a
+    /// [`Registered`](crate::pinned::Registered) buffer.
     /// It is an address of the resource's device, valid while the block lives.
     ///
     /// # Errors

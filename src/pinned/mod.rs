@@ -1,4 +1,8 @@
 //! Host memory that the device reaches: page-locked, mapped, registered.
+//!
+//! [`PinnedAlloc`] and [`MappedAlloc`] are allocators of the process, for `Vec`, `Box` and `HashMap`. They take from what is
+//! [current](current_pinned_resource), by default a [`PinnedPool`]. [`PinnedResource`] asks the driver for each block.
+//! [`Registered`] page-locks memory where it lies.
 
 mod address_map;
 pub(crate) mod allocator;

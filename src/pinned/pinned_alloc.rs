@@ -10,10 +10,10 @@ use std::ptr::NonNull;
 
 /// The process's page-locked memory, as [`std::alloc::Global`] is its heap.
 ///
-/// New blocks come from the [current pinned resource](crate::current_pinned_resource); a block goes
+/// New blocks come from the [current pinned resource](crate::pinned::current_pinned_resource); a block goes
 /// back to where it came from, whatever is current then. The first use opens the
 /// [detected device](crate::Device::detect). A failure is an `AllocError`; its reason is in
-/// [`last_error`](crate::last_error). As on the heap, a `Vec` that has to grow and cannot ends the
+/// [`last_error`](crate::pinned::last_error). As on the heap, a `Vec` that has to grow and cannot ends the
 /// process: where there may be no driver or no room, use `try_reserve`. The reason of one that ends it is a warning
 /// in [`tracing`](https://docs.rs/tracing).
 ///
@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 /// standard error where no subscriber was ever set. With `AQUIFER_BACKEND=cuda` it is an error. Once a program has called
 /// [`Device::detect_or_simulate`](crate::Device::detect_or_simulate), the memory is the simulated device's.
 ///
-/// Unless said otherwise that is a [`PinnedPool`](crate::PinnedPool) over memory of that device: an
+/// Unless said otherwise that is a [`PinnedPool`](crate::pinned::PinnedPool) over memory of that device: an
 /// allocation costs nanoseconds once the pool is warm, where the driver takes a millisecond for each
 /// three megabytes.
 ///

@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{Device, PinnedResource};
+/// use aquifer::{Device, pinned::PinnedResource};
 ///
 /// let pinned = PinnedResource::new(&Device::detect_or_simulate()?)?;
 /// let mut vec: Vec<f32, PinnedResource> = Vec::new_in(pinned.clone());

@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 /// ```
 /// use allocator_api2::alloc::Global;
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{PinnedAlloc, PolymorphicHostAllocator};
+/// use aquifer::{PinnedAlloc, pinned::PolymorphicHostAllocator};
 ///
 /// fn numbers(pinned: bool) -> Vec<u32, PolymorphicHostAllocator> {
 ///     let allocator = if pinned {
@@ -62,7 +62,7 @@ impl<A: Allocator + Send + Sync + 'static> ErasedAllocator for A {
 
 impl PolymorphicHostAllocator {
     /// `allocator`, whatever it is. A failure of a page-locked one is in
-    /// [`last_error`](crate::last_error).
+    /// [`last_error`](crate::pinned::last_error).
     pub fn new<A: Allocator + Send + Sync + 'static>(allocator: A) -> Self {
         Self { allocator: Arc::new(allocator) }
     }

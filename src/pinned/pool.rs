@@ -52,7 +52,7 @@ use std::ptr::NonNull;
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{Device, PinnedPool, PinnedResource};
+/// use aquifer::{Device, pinned::{PinnedPool, PinnedResource}};
 ///
 /// let pool = PinnedPool::new(PinnedResource::new(&Device::detect_or_simulate()?)?)?;
 /// for batch in 0..1000 {

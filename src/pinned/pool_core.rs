@@ -51,7 +51,7 @@
 //! # Invariants
 //!
 //! - INV-PINNED-5: No device work uses a free block of an open pool. A fence that was recorded after the
-//!   free has passed; or the pool is [unfenced](crate::PinnedPoolOptions::unfenced), and the user vouched
+//!   free has passed; or the pool is [unfenced](crate::pinned::PinnedPoolOptions::unfenced), and the user vouched
 //!   for it by the free, unless the block was a [`DeviceResource`](crate::DeviceResource)'s. A free block
 //!   of a closed pool is never allocated again, and upstream's fence covers its uses before it is unpinned.
 //! - INV-PINNED-6: `reserved` is at most the maximum, with the slabs that are being asked for.

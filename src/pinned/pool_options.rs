@@ -33,11 +33,11 @@ fn memory_of_the_machine() -> Option<usize> {
 /// The largest maximum: the whole pages of an allocation.
 pub(super) const NO_MAXIMUM: usize = isize::MAX as usize & !(PAGE - 1);
 
-/// How a [`PinnedPool`](crate::PinnedPool) is built. From
-/// [`PinnedPool::builder`](crate::PinnedPool::builder).
+/// How a [`PinnedPool`](crate::pinned::PinnedPool) is built. From
+/// [`PinnedPool::builder`](crate::pinned::PinnedPool::builder).
 ///
 /// ```
-/// use aquifer::{Device, ErrorKind, PinnedPool, PinnedResource};
+/// use aquifer::{Device, ErrorKind, pinned::{PinnedPool, PinnedResource}};
 ///
 /// let pinned = PinnedResource::new(&Device::detect_or_simulate()?)?;
 /// let pool = PinnedPool::builder(pinned.clone())
@@ -116,7 +116,7 @@ impl PinnedPoolOptions {
     }
 
     /// Calls `callback` before a request waits for the device or is refused, as
-    /// [`PoolOptions::failure_callback`](crate::PoolOptions::failure_callback) says: after all that is free in this pool, and,
+    /// [`PoolOptions::failure_callback`](crate::mr::PoolOptions::failure_callback) says: after all that is free in this pool, and,
     /// where the machine has no more, in other pools of page-locked memory.
     pub fn failure_callback(
         mut self,
@@ -130,7 +130,7 @@ impl PinnedPoolOptions {
     /// through Aquifer alone, which owns or borrows a buffer until its copy is complete.
     ///
     /// ```
-    /// use aquifer::{Device, PinnedPool, PinnedResource};
+    /// use aquifer::{Device, pinned::{PinnedPool, PinnedResource}};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let options = PinnedPool::builder(PinnedResource::new(&device)?);
@@ -148,7 +148,7 @@ impl PinnedPoolOptions {
     /// enough that no memory of the pool is used in the asynchronous copies or launches of another
     /// library, in `unsafe` asynchronous calls of this one, or by its
     /// [address](crate::MappedAlloc::device_address), unless that work was waited for before the
-    /// free. If the pool becomes the [current](crate::set_current_pinned_resource) one, this holds of
+    /// free. If the pool becomes the [current](crate::pinned::set_current_pinned_resource) one, this holds of
     /// all memory of `PinnedAlloc` and `MappedAlloc` in the process.
     pub unsafe fn unfenced(mut self) -> Self {
         self.fenced = false;

@@ -1,6 +1,6 @@
 //! The numbers that a pool of page-locked memory tells.
 
-/// The numbers of a [`PinnedPool`](crate::PinnedPool). Sizes in bytes, blocks at their rounded sizes.
+/// The numbers of a [`PinnedPool`](crate::pinned::PinnedPool). Sizes in bytes, blocks at their rounded sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PinnedPoolStatistics {

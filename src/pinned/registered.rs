@@ -33,7 +33,7 @@ unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
 /// call that page-locks memory finds, or until [`trim`](Self::trim); then it unregisters, then drops the owner: no drop blocks.
 ///
 /// ```
-/// use aquifer::{Device, Registered};
+/// use aquifer::{Device, pinned::Registered};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let mut samples = Registered::new(&device, vec![0_f32; 10_000])?;
@@ -78,7 +78,7 @@ error_with_value!(
 
 impl<B: HostBuffer> Registered<B> {
     /// Page-locks `owner`'s memory for every context, mapped where the device can map: kernels reach it then by
-    /// [`Scope::map`](crate::Scope::map).
+    /// [`Scope::map`](crate::transfer::Scope::map).
     ///
     /// # Errors
     ///

@@ -29,7 +29,7 @@ fn generation() -> u64 {
 }
 
 /// What [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from: what was
-/// [set](set_current_pinned_resource), or else a [`PinnedPool`](crate::PinnedPool) over page-locked
+/// [set](set_current_pinned_resource), or else a [`PinnedPool`](crate::pinned::PinnedPool) over page-locked
 /// memory of the [detected device](crate::Device::detect), portable, and mapped where the device can.
 ///
 /// # Errors
@@ -52,7 +52,7 @@ fn replace(resource: Option<CurrentPinned>) -> Option<CurrentPinned> {
     before.map(|before| (*before).clone())
 }
 
-/// Makes a [`PinnedPool`](crate::PinnedPool) or a [`PinnedResource`](crate::PinnedResource) the one
+/// Makes a [`PinnedPool`](crate::pinned::PinnedPool) or a [`PinnedResource`](crate::pinned::PinnedResource) the one
 /// that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from, and returns what was set before, if
 /// anything was. Live blocks go back to where they came from.
 pub fn set_current_pinned_resource(resource: impl Into<CurrentPinned>) -> Option<CurrentPinned> {

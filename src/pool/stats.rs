@@ -21,7 +21,7 @@ pub struct PoolStatistics {
     pub free: usize,
     /// Of the free bytes, those that threads keep ready in their magazines.
     pub cached: usize,
-    /// Of the bytes in use, those that were freed and wait for a [`Graph`](crate::Graph) to go.
+    /// Of the bytes in use, those that were freed and wait for a [`Graph`](crate::stream::Graph) to go.
     pub held: usize,
     /// Bytes of the largest free block outside of magazines.
     pub largest_free: usize,

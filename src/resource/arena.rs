@@ -44,7 +44,7 @@ const MINIMUM_SIZE: usize = 1 << 20;
 /// hands out memory of a thread that exits while the device still uses it.
 ///
 /// ```
-/// use aquifer::{ArenaResource, CudaResource, Device, DeviceVec};
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::ArenaResource};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;

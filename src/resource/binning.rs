@@ -32,7 +32,9 @@ const MAX_EXPONENT: u32 = 22;
 /// back first, for which the host waits for the streams that used them. RMM's never give any back.
 ///
 /// ```
-/// use aquifer::{BinningResource, CudaResource, Device, DeviceLayout, DeviceResource, PoolResource};
+/// use aquifer::{
+///     CudaResource, Device, DeviceLayout, DeviceResource, PoolResource, mr::BinningResource,
+/// };
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
@@ -149,7 +151,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     /// does. Returns how many bytes went back.
     ///
     /// ```
-    /// use aquifer::{BinningResource, CudaResource, Device, DeviceVec};
+    /// use aquifer::{CudaResource, Device, DeviceVec, mr::BinningResource};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let bins = BinningResource::builder(CudaResource::new(&device)).fixed_size_bins(8, 10).build()?;

@@ -27,7 +27,7 @@ type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 /// what a [resource](crate::DeviceResource#what-a-method-may-wait-for) may.
 ///
 /// ```
-/// use aquifer::{CallbackResource, CudaResource, Device, DeviceResource, DeviceVec};
+/// use aquifer::{CudaResource, Device, DeviceResource, DeviceVec, mr::CallbackResource};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;

@@ -16,7 +16,7 @@ use crate::stream::{Stream, deferred};
 /// Plain device memory, one driver call an allocation: `cuMemAlloc` and `cuMemFree`.
 ///
 /// All instances on one device are equal. Both calls block, and a free waits for its stream first: put
-/// a pool above it. A [`PoolResource`](crate::PoolResource) with [`Handles::On`](crate::Handles::On) maps handles in place of these
+/// a pool above it. A [`PoolResource`](crate::PoolResource) with [`Handles::On`](crate::mr::Handles::On) maps handles in place of these
 /// calls; without, `cuIpcGetMemHandle` shares its memory. On a stream in capture a free does not disturb the capture: a later call of this
 /// crate makes it after the capture's end. RMM: `cuda_memory_resource`.
 ///

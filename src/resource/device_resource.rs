@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 /// Resources compose: an adaptor is a resource made of another. `Arc<R>` and `Arc<dyn DeviceResource>`
 /// are resources too. A `Box<dyn DeviceResource>` is none: `Arc::from` makes an `Arc` of it.
 ///
-/// A [`PinnedPool`](crate::PinnedPool) or [`PinnedResource`](crate::PinnedResource) is an
+/// A [`PinnedPool`](crate::pinned::PinnedPool) or [`PinnedResource`](crate::pinned::PinnedResource) is an
 /// [`Allocator`](crate::allocator_api2::alloc::Allocator) as well, which has an `allocate`, too: where both
 /// traits are imported, `DeviceResource::allocate(&pool, ..)` says which.
 ///
@@ -47,18 +47,18 @@ use std::ptr::NonNull;
 ///
 /// | resource | what it is to `memcheck` |
 /// |---|---|
-/// | [`CudaResource`](crate::CudaResource), [`ManagedResource`](crate::ManagedResource), [`ManagedAlloc`](crate::ManagedAlloc) | each block, to the byte |
-/// | [`AsyncResource`](crate::AsyncResource) | each block, to the byte, in stream order |
-/// | [`PinnedResource`](crate::PinnedResource) | each block, to its last page |
-/// | [`PoolResource`](crate::PoolResource), [`FixedSizeResource`](crate::FixedSizeResource), [`ArenaResource`](crate::ArenaResource), [`PinnedPool`](crate::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
+/// | [`CudaResource`](crate::CudaResource), [`ManagedResource`](crate::mr::ManagedResource), [`ManagedAlloc`](crate::mr::ManagedAlloc) | each block, to the byte |
+/// | [`AsyncResource`](crate::mr::AsyncResource) | each block, to the byte, in stream order |
+/// | [`PinnedResource`](crate::pinned::PinnedResource) | each block, to its last page |
+/// | [`PoolResource`](crate::PoolResource), [`FixedSizeResource`](crate::mr::FixedSizeResource), [`ArenaResource`](crate::mr::ArenaResource), [`PinnedPool`](crate::pinned::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
 /// | the same but `PinnedPool`, with the feature `nvtx` and `--nvtx yes` | each block, to the byte or to the bin's size; see [`debug_log`](crate::debug_log#the-memory-extension) |
-/// | [`SystemResource`](crate::SystemResource) | nothing: it is the host's heap |
-/// | [`BinningResource`](crate::BinningResource) | what the resource of the bin is |
-/// | [`CallbackResource`](crate::CallbackResource) | what the closures hand out |
+/// | [`SystemResource`](crate::mr::SystemResource) | nothing: it is the host's heap |
+/// | [`BinningResource`](crate::mr::BinningResource) | what the resource of the bin is |
+/// | [`CallbackResource`](crate::mr::CallbackResource) | what the closures hand out |
 /// | an adaptor | what its upstream is |
 ///
 /// To look for such accesses to the byte, run with
-/// [`set_current_device_resource`](crate::set_current_device_resource) of a
+/// [`set_current_device_resource`](crate::mr::set_current_device_resource) of a
 /// [`CudaResource`](crate::CudaResource).
 ///
 /// # Safety
@@ -144,7 +144,7 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// The resource maps nothing else there while the block lives. `None` where it has no such memory, or no addresses for
     /// it: by default always. Vectors ask for it when they grow into another block.
     ///
-    /// A [pool](crate::PoolResource) on [handles](crate::Handles) gives whole granules, and addresses for all memory of the
+    /// A [pool](crate::PoolResource) on [handles](crate::mr::Handles) gives whole granules, and addresses for all memory of the
     /// device.
     ///
     /// # Errors
@@ -164,7 +164,9 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// refused. By default a resource cannot.
     ///
     /// ```
-    /// use aquifer::{Device, DeviceLayout, DeviceResource, PoolResource, VirtualResource, sim::SimConfig};
+    /// use aquifer::{
+    ///     Device, DeviceLayout, DeviceResource, PoolResource, mr::VirtualResource, sim::SimConfig,
+    /// };
     ///
     /// let device = Device::simulated(SimConfig::default());
     /// let stream = device.new_stream()?;
@@ -208,14 +210,14 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// Has kernels and copies on streams of `peer` reach this resource's memory where it lies: the blocks that it
     /// has, and those that it will have. A vector here can then be used [on](crate::DeviceVec::on) a stream of `peer`
     /// and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the
-    /// driver's pool is gone; of mapped memory, until the last [`VirtualResource`](crate::VirtualResource) of the device and the
-    /// last pool on [handles](crate::Handles) are. For the
+    /// driver's pool is gone; of mapped memory, until the last [`VirtualResource`](crate::mr::VirtualResource) of the device and the
+    /// last pool on [handles](crate::mr::Handles) are. For the
     /// resource's own device it does nothing. Of a vector, it is `vec.resource().enable_peer_access(&peer)`.
     ///
     /// By default a resource cannot. The driver's answer for two devices is asked once.
     /// [`CudaResource`](crate::CudaResource) enables it for all plain memory of its device,
-    /// [`VirtualResource`](crate::VirtualResource) for all mapped memory,
-    /// [`AsyncResource`](crate::AsyncResource) for its pool alone. A pool on handles does as a `VirtualResource`; other pools,
+    /// [`VirtualResource`](crate::mr::VirtualResource) for all mapped memory,
+    /// [`AsyncResource`](crate::mr::AsyncResource) for its pool alone. A pool on handles does as a `VirtualResource`; other pools,
     /// and adaptors, ask their upstream.
     ///
     /// ```

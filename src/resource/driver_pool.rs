@@ -38,7 +38,7 @@ const IDLE_PATIENCE: Duration = Duration::from_millis(2);
 /// counts, and accept an initial size that the threshold releases at once.
 ///
 /// ```
-/// use aquifer::{AsyncResource, Device, DeviceVec};
+/// use aquifer::{Device, DeviceVec, mr::AsyncResource};
 /// use std::sync::Arc;
 ///
 /// let device = Device::detect_or_simulate()?;
@@ -231,7 +231,7 @@ impl AsyncResource {
     /// The options, as [`new`](Self::new) sets them.
     ///
     /// ```
-    /// use aquifer::{AsyncResource, Device};
+    /// use aquifer::{Device, mr::AsyncResource};
     ///
     /// let pool = AsyncResource::builder(&Device::detect_or_simulate()?)
     ///     .initial_size(1 << 20)
@@ -258,7 +258,7 @@ impl AsyncResource {
     /// well. Its attributes stay as they are.
     ///
     /// ```
-    /// use aquifer::{AsyncResource, Device};
+    /// use aquifer::{Device, mr::AsyncResource};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// assert_eq!(AsyncResource::default_pool(&device)?, AsyncResource::default_pool(&device)?);
@@ -288,7 +288,7 @@ impl AsyncResource {
     /// blocks.
     ///
     /// ```
-    /// use aquifer::{AsyncResource, Device, ErrorKind};
+    /// use aquifer::{Device, ErrorKind, mr::AsyncResource};
     ///
     /// // SAFETY: null is refused.
     /// let refused = unsafe { AsyncResource::from_raw_pool(&Device::detect_or_simulate()?, 0) };
@@ -319,7 +319,7 @@ impl AsyncResource {
     /// Those of the driver; [`ErrorKind::MissingSymbol`] if it cannot say.
     ///
     /// ```
-    /// use aquifer::{AsyncResource, Device, DeviceVec};
+    /// use aquifer::{Device, DeviceVec, mr::AsyncResource};
     /// use std::sync::Arc;
     ///
     /// let device = Device::detect_or_simulate()?;
@@ -370,7 +370,7 @@ impl AsyncResource {
     }
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to
-    /// import ([`IpcPool::import`](crate::IpcPool::import), or another library's call).
+    /// import ([`IpcPool::import`](crate::ipc::IpcPool::import), or another library's call).
     /// [`send_to`](Self::send_to) sends one over a socket. That of a simulated device serves its own process.
     ///
     /// # Errors

@@ -9,13 +9,13 @@ use crate::sync::{Arc, assert_unlocked};
 use std::cell::Cell;
 use std::fmt;
 
-/// An allocation that failed, as the callback of a [`FailureCallbackAdaptor`](crate::FailureCallbackAdaptor) or of a pool
-/// ([`PoolOptions::failure_callback`](crate::PoolOptions::failure_callback),
-/// [`PinnedPoolOptions::failure_callback`](crate::PinnedPoolOptions::failure_callback)) sees it. RMM's callback
+/// An allocation that failed, as the callback of a [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor) or of a pool
+/// ([`PoolOptions::failure_callback`](crate::mr::PoolOptions::failure_callback),
+/// [`PinnedPoolOptions::failure_callback`](crate::pinned::PinnedPoolOptions::failure_callback)) sees it. RMM's callback
 /// gets the bytes alone.
 ///
 /// ```
-/// use aquifer::Failure;
+/// use aquifer::mr::Failure;
 ///
 /// /// Tries requests of a mebibyte and more again, twice.
 /// fn worth_it(failure: &Failure<'_>) -> bool {

@@ -33,7 +33,7 @@ const LARGEST_BLOCK: usize = (u32::MAX as usize - 1) * DEFAULT_ALIGNMENT;
 /// blocks that another stream may still be waiting for.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, FixedSizeResource};
+/// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, mr::FixedSizeResource};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;

@@ -37,7 +37,7 @@ use quota::ManagedQuota;
 /// what is free.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, ManagedResource};
+/// use aquifer::{Device, DeviceVec, mr::ManagedResource};
 /// use std::sync::Arc;
 ///
 /// let device = Device::detect_or_simulate()?;
@@ -71,7 +71,7 @@ impl ManagedOptions {
         /// out. Off by default.
         ///
         /// ```
-        /// use aquifer::{Device, ManagedResource};
+        /// use aquifer::{Device, mr::ManagedResource};
         ///
         /// let managed = ManagedResource::builder(&Device::detect_or_simulate()?).oversubscribe(true).build()?;
         /// # let _ = managed;

@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{Device, ManagedResource, OnStream};
+/// use aquifer::{Device, mr::{ManagedResource, OnStream}};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// if device.properties().concurrent_managed_access {
@@ -44,13 +44,13 @@ struct ManagedAllocState {
 }
 
 impl ManagedResource {
-    /// The memory for the host's collections: an allocator, once [`OnStream`](crate::OnStream) binds it
+    /// The memory for the host's collections: an allocator, once [`OnStream`](crate::mr::OnStream) binds it
     /// to a stream.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) unless the host may touch managed memory while kernels run
-    /// ([`concurrent_managed_access`](crate::DeviceProperties::concurrent_managed_access)): elsewhere
+    /// ([`concurrent_managed_access`](crate::device::DeviceProperties::concurrent_managed_access)): elsewhere
     /// a `Vec` that is read while any kernel runs is a fault of the process.
     pub fn allocator(&self) -> Result<ManagedAlloc> {
         ensure!(

@@ -16,11 +16,11 @@ use crate::stream::{Stream, deferred};
 /// Device memory by `ncclMemAlloc`, which NCCL can register for all of its ways to other devices.
 ///
 /// As for [`CudaResource`](crate::CudaResource), each call is one of the driver's and blocks, and a free waits for its
-/// stream: put a pool above it, with a [`RegisteringAdaptor`](crate::RegisteringAdaptor) between the two. On the simulated
+/// stream: put a pool above it, with a [`RegisteringAdaptor`](crate::collective::RegisteringAdaptor) between the two. On the simulated
 /// device it is plain memory. All instances on one device are equal.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, NcclResource, PoolResource, sim::SimConfig};
+/// use aquifer::{Device, DeviceVec, PoolResource, mr::NcclResource, sim::SimConfig};
 ///
 /// let device = Device::simulated(SimConfig::default());
 /// let pool = PoolResource::new(NcclResource::new(&device))?;

@@ -45,13 +45,13 @@ pub use options::{Handles, MissPolicy, PoolOptions};
 /// reuses its own freed memory without a check. Another stream takes it when the device is past it, or
 /// is made to wait for it. The [`MissPolicy`] says which comes first, and when the pool grows instead.
 ///
-/// The pool takes memory from upstream in large blocks; over [`VirtualResource`](crate::VirtualResource), or with [`Handles::On`],
+/// The pool takes memory from upstream in large blocks; over [`VirtualResource`](crate::mr::VirtualResource), or with [`Handles::On`],
 /// in [handles](Handles), which move to where they are wanted. It cuts exact sizes from either, rounded up to 256 bytes. It never holds more than its maximum size, and
 /// can always use all of it: before an out-of-memory error it gathers what all streams and threads have freed, and returns blocks of
 /// upstream to get larger ones. Where the device has no memory left, its other pools give back what they have free, of this type
-/// and of [`FixedSizeResource`](crate::FixedSizeResource) and [`BinningResource`](crate::BinningResource): at first without a wait.
+/// and of [`FixedSizeResource`](crate::mr::FixedSizeResource) and [`BinningResource`](crate::mr::BinningResource): at first without a wait.
 /// Then the user's [callback](PoolOptions::failure_callback) may free some. Then the host waits for the streams that hold
-/// what is pending, until that is enough ([`MissStep::Trim`](crate::MissStep::Trim)). An error names what there is, and what would
+/// what is pending, until that is enough ([`MissStep::Trim`](crate::mr::MissStep::Trim)). An error names what there is, and what would
 /// have helped.
 ///
 /// Handles may be dropped before the vectors that live in the pool; it ends with the last of both.
@@ -140,7 +140,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// some 9 KiB for each stream, and those of another thread when that thread uses the pool again, or ends.
     ///
     /// ```
-    /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource};
+    /// use aquifer::{Device, DeviceVec, PoolResource, mr::VirtualResource};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;

@@ -109,7 +109,7 @@ pub(crate) fn external_memory(device: &Device) -> Result<Option<Arc<dyn External
 /// the start for a pool that stays warm, and to read statistics at the end.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, default_device_pool};
+/// use aquifer::{Device, DeviceVec, mr::default_device_pool};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let pool = default_device_pool(&device)?;
@@ -125,7 +125,7 @@ pub(crate) fn external_memory(device: &Device) -> Result<Option<Arc<dyn External
 /// # Errors
 ///
 /// Those of making the pool; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the process has a memory
-/// manager ([`set_memory_manager`](crate::set_memory_manager)), from which vectors come then.
+/// manager ([`set_memory_manager`](crate::nbep7::set_memory_manager)), from which vectors come then.
 pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
     not_forked(CURRENT)?;
     if let Some(memory) = external_memory(device)? {
@@ -140,8 +140,8 @@ pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
 }
 
 /// The resource that containers on `device` use when the caller names none: that of the calling
-/// thread's innermost [scope](crate::with_device_resource) on this device, or else what was
-/// [set](set_current_device_resource), or else the process's [memory manager](crate::set_memory_manager), or
+/// thread's innermost [scope](crate::mr::with_device_resource) on this device, or else what was
+/// [set](set_current_device_resource), or else the process's [memory manager](crate::nbep7::set_memory_manager), or
 /// else a [`PoolResource`] over [`CudaResource`], made at the first use.
 ///
 /// RMM: `get_per_device_resource`.
@@ -188,7 +188,7 @@ fn replace(
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec};
-/// use aquifer::{reset_current_device_resource, set_current_device_resource, sim::SimConfig};
+/// use aquifer::{mr::{reset_current_device_resource, set_current_device_resource}, sim::SimConfig};
 ///
 /// let device = Device::simulated(SimConfig::default());
 /// let before = set_current_device_resource(CudaResource::new(&device));

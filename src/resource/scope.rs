@@ -24,12 +24,12 @@ pub(super) fn innermost(context_id: ContextId) -> Option<Arc<ThreadResource>> {
 }
 
 /// Runs `body` with `resource` as the current resource of its device on the calling thread. Inside,
-/// [`current_device_resource`](crate::current_device_resource) returns it, and containers allocate
+/// [`current_device_resource`](crate::mr::current_device_resource) returns it, and containers allocate
 /// from it unless the caller names another.
 ///
 /// Scopes nest: the innermost scope of a device wins, and does not concern other devices. A scope ends
 /// when `body` returns or unwinds. Other threads do not see it. While it lasts, its thread does not see
-/// what is [set](crate::set_current_device_resource) for the process. A container made inside has a
+/// what is [set](crate::mr::set_current_device_resource) for the process. A container made inside has a
 /// handle of its own on the resource and may outlive the scope. For a task that may move between
 /// threads, see [`WithDeviceResource`].
 ///
@@ -42,7 +42,7 @@ pub(super) fn innermost(context_id: ContextId) -> Option<Arc<ThreadResource>> {
 /// another for a while changes it for all threads.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, with_device_resource};
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::with_device_resource};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
@@ -65,7 +65,9 @@ pub fn with_device_resource<R>(
 /// of the scope: wrap that one, too.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, WithDeviceResource, current_device_resource};
+/// use aquifer::{
+///     CudaResource, Device, DeviceVec, mr::{WithDeviceResource, current_device_resource},
+/// };
 /// use std::pin::pin;
 /// use std::task::{Context, Poll, Waker};
 ///

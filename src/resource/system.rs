@@ -33,7 +33,7 @@ const COLLECTIONS: usize = 64;
 /// `sam_headroom_memory_resource`, whose advice stays on the pages when they are the host's again.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, ErrorKind, SystemResource};
+/// use aquifer::{Device, DeviceVec, ErrorKind, mr::SystemResource};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
@@ -69,7 +69,7 @@ impl SystemOptions {
         /// are whole pages of 64 KiB then. By default there is no advice.
         ///
         /// ```
-        /// use aquifer::{Device, SystemResource};
+        /// use aquifer::{Device, mr::SystemResource};
         ///
         /// let device = Device::detect_or_simulate()?;
         /// let system = SystemResource::builder(&device).headroom(1 << 30).build();
@@ -84,7 +84,7 @@ impl SystemOptions {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] where kernels do not reach ordinary memory
-    /// ([`pageable_memory_access`](crate::DeviceProperties::pageable_memory_access)).
+    /// ([`pageable_memory_access`](crate::device::DeviceProperties::pageable_memory_access)).
     pub fn build(self) -> Result<SystemResource> {
         let Self { device, headroom } = self;
         ensure!(

@@ -23,10 +23,10 @@ use crate::stream::{Stream, deferred};
 /// A [`PoolResource`](crate::PoolResource) takes no blocks of it, but maps its memory by itself, piece by piece. What lies free
 /// between blocks in use then serves a larger one elsewhere, on another stream too, without a copy. So a pool whose sizes
 /// change all the time takes little more than it uses, and gives memory back beside a kernel that runs long. Memory moves in
-/// the steps [`GrowToMaximum`](crate::MissStep::GrowToMaximum), [`Gather`](crate::MissStep::Gather) and
-/// [`Trim`](crate::MissStep::Trim) of the pool's policy. A pool over an adaptor around this resource takes blocks, as does one
+/// the steps [`GrowToMaximum`](crate::mr::MissStep::GrowToMaximum), [`Gather`](crate::mr::MissStep::Gather) and
+/// [`Trim`](crate::mr::MissStep::Trim) of the pool's policy. A pool over an adaptor around this resource takes blocks, as does one
 /// that a tool of NVTX's memory extension watches. A maximum is rounded down to whole granules, an initial size up to them,
-/// within the maximum. A pool over [`CudaResource`](crate::CudaResource) does the same with [`Handles::On`](crate::Handles::On), so this resource is
+/// within the maximum. A pool over [`CudaResource`](crate::CudaResource) does the same with [`Handles::On`](crate::mr::Handles::On), so this resource is
 /// for blocks by themselves, and for programs that want an error elsewhere.
 ///
 /// Vectors in such a pool grow [in place](crate::DeviceVec::growth).
@@ -35,7 +35,7 @@ use crate::stream::{Stream, deferred};
 /// - `cuIpcGetMemHandle` shares no such memory: [`DeviceVec::send_to`](crate::DeviceVec::send_to) does. Take blocks of
 ///   `CudaResource` where PyTorch's, CuPy's or Numba's sharing of tensors needs it.
 /// - It is made for GPUDirect RDMA where the device says that it can
-///   ([`DeviceProperties::virtual_memory_rdma`](crate::DeviceProperties::virtual_memory_rdma)) and does not refuse it. No network card was tried.
+///   ([`DeviceProperties::virtual_memory_rdma`](crate::device::DeviceProperties::virtual_memory_rdma)) and does not refuse it. No network card was tried.
 /// - Another library may register or cache memory by its address: UCX, NCCL, cuFile. Such an entry is for what is mapped
 ///   there at that time. Take it back before the vector grows, shrinks or is dropped.
 /// - A kernel launch with programmatic stream serialization begins before the work ahead of it has ended. Make none by a
@@ -49,7 +49,7 @@ use crate::stream::{Stream, deferred};
 /// equal.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource, sim::SimConfig};
+/// use aquifer::{Device, DeviceVec, PoolResource, mr::VirtualResource, sim::SimConfig};
 ///
 /// let device = Device::simulated(SimConfig::default());
 /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;

@@ -1,4 +1,7 @@
 //! Streams: in-order queues of work on a device, with an identity of their own.
+//!
+//! An [`Event`] is a point in a [`Stream`], for which others wait. A [`Graph`] is what a stream was given while it
+//! [captured](Stream::capture), to be launched again. A [`StreamPool`] has streams to take in turn.
 
 mod call;
 pub(crate) mod capture;
@@ -20,6 +23,7 @@ mod simulated;
 mod stream_pool;
 mod synchronized;
 
+pub use crate::event::Event;
 pub(crate) use call::{Status, StreamCall};
 pub(crate) use context::{
     any_capturing, busy_streams, record_context, record_exposed, wait_for_idle_streams,

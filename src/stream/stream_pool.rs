@@ -13,7 +13,7 @@ use crate::sync::trusted::{AtomicUsize, Ordering};
 /// dangle then, and makes its streams on whichever device is current.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, StreamPool};
+/// use aquifer::{Device, DeviceVec, stream::StreamPool};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let pool = StreamPool::with_size(&device, 4)?;

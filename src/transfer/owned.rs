@@ -109,7 +109,7 @@ impl Stream {
     /// Copies `host` to `device`, of the same length, on this stream, and returns at once.
     ///
     /// Asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
-    /// [`Registered`](crate::Registered)); the driver stages other memory itself, more slowly, and may block the
+    /// [`Registered`](crate::pinned::Registered)); the driver stages other memory itself, more slowly, and may block the
     /// host meanwhile.
     ///
     /// # Errors

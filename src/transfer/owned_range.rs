@@ -13,11 +13,11 @@ impl Stream {
     /// this stream, and returns at once. As [`upload`](Self::upload), the transfer has both buffers whole.
     ///
     /// Asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
-    /// [`Registered`](crate::Registered)); the driver stages other memory itself, more slowly, and may block the
+    /// [`Registered`](crate::pinned::Registered)); the driver stages other memory itself, more slowly, and may block the
     /// host meanwhile.
     ///
     /// To have several parts of one buffer on the way at once, make owners of the parts:
-    /// [`HostChunk`](crate::HostChunk), [`DeviceVec::into_chunks`].
+    /// [`HostChunk`](crate::pinned::HostChunk), [`DeviceVec::into_chunks`].
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};

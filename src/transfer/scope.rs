@@ -2,7 +2,8 @@
 
 use super::enqueue::{to_device, to_host};
 use super::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
-use crate::container::{DeviceRead, DeviceWrite, Launch, lengths};
+use crate::container::launch::Launch;
+use crate::container::{DeviceRead, DeviceWrite, lengths};
 use crate::driver::Access;
 use crate::driver::CallSite;
 use crate::error::{Error, Result, ensure};

@@ -4,8 +4,8 @@ use crate::play::Subject;
 use crate::program::{Caller, STREAMS, THREADS};
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Handles, HostArgs, Kernel,
-    LaunchConfig, PoolResource, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, HostArgs, Kernel,
+    LaunchConfig, PoolResource, Stream, mr::Handles,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -5,7 +5,7 @@ use crate::player::Player;
 use crate::shared::{Item, Pinned, Step, Stop};
 use crate::wakers;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::{DeviceVec, HostBuffer, LaunchConfig, Transfer, TransferError};
+use aquifer::{DeviceVec, LaunchConfig, Transfer, pinned::HostBuffer, transfer::TransferError};
 
 /// How a transfer ends.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use crate::captures::Body;
 use crate::player::Player;
 use crate::shared::{Item, Step, Stop, lock};
-use aquifer::{ErrorKind, Graph, Result};
+use aquifer::{ErrorKind, Result, stream::Graph};
 
 /// What a launch does to a vector, by its number.
 #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,9 @@ use crate::turns::Turns;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::Simulator;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, DeviceVecParts,
-    Error, ErrorKind, Event, Graph, PinnedResource, PoolResource, Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
+    Event, PoolResource, Result, Stream, container::DeviceVecParts, pinned::PinnedResource,
+    stream::Graph,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{

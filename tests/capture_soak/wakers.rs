@@ -1,6 +1,6 @@
 //! Wakers that panic, and an executor of one future.
 
-use aquifer::{DeviceVec, HostBuffer, Transfer, TransferError};
+use aquifer::{DeviceVec, Transfer, pinned::HostBuffer, transfer::TransferError};
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

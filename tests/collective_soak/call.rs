@@ -1,6 +1,6 @@
 //! The collectives that all ranks give at once, and what they make of the values.
 
-use aquifer::ReduceOp;
+use aquifer::collective::ReduceOp;
 use std::ops::Range;
 
 pub(crate) const REDUCTIONS: [ReduceOp; 5] =

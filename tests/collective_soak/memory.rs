@@ -2,7 +2,8 @@
 
 use crate::call::{Action, Kind, Place, Share};
 use aquifer::{
-    Communicator, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceVec, Group, Result, Stream,
+    Communicator, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceVec, Result, Stream,
+    collective::Group,
 };
 
 /// A vector, or a buffer of as many bytes.

@@ -235,7 +235,7 @@ impl Planner {
         }
     }
 
-    fn op(&mut self) -> aquifer::ReduceOp {
+    fn op(&mut self) -> aquifer::collective::ReduceOp {
         self.random.pick(&REDUCTIONS)
     }
 

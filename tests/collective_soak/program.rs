@@ -8,7 +8,10 @@ use crate::rank::Rank;
 use crate::shared::{Shared, Step, Stop, lock};
 use crate::support;
 use aquifer::sim::{Schedule, SimConfig};
-use aquifer::{Communicator, CommunicatorId, Device, Error, Group, ReduceOp, Result as Outcome};
+use aquifer::{
+    Communicator, Device, Error, Result as Outcome,
+    collective::{CommunicatorId, Group, ReduceOp},
+};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 

@@ -4,8 +4,8 @@ use crate::memory::Item;
 use crate::plan::{Setup, Source};
 use aquifer::sim::Simulator;
 use aquifer::{
-    Communicator, CudaResource, Device, DeviceBuffer, DeviceResource, DeviceVec, NcclResource,
-    PoolResource, RegisteringAdaptor, Result, Stream,
+    Communicator, CudaResource, Device, DeviceBuffer, DeviceResource, DeviceVec, PoolResource,
+    Result, Stream, collective::RegisteringAdaptor, mr::NcclResource,
 };
 use std::sync::Arc;
 

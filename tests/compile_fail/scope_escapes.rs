@@ -1,6 +1,6 @@
 //! The handle of a scope, kept for when it has ended.
 
-use aquifer::{Result, Scope, Stream};
+use aquifer::{Result, Stream, transfer::Scope};
 
 fn misuse(stream: &Stream) -> Result<()> {
     let mut kept: Option<&Scope<'_, '_>> = None;

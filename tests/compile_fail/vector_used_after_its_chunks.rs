@@ -1,6 +1,6 @@
 //! A vector and its chunks, of which one is in a transfer: none is used twice.
 
-use aquifer::{DeviceVec, HostChunk, Result, Stream};
+use aquifer::{DeviceVec, Result, Stream, pinned::HostChunk};
 
 fn misuse(stream: &Stream, host: Vec<u32>, device: DeviceVec<u32>) -> Result<()> {
     let mut whole = HostChunk::new(host);

@@ -4,8 +4,9 @@
 use crate::{MIB, give, hurry, is_child, is_in, support, take};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CallbackResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, PinnedPool,
-    PinnedResource, PoolResource, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, PoolResource, Stream,
+    mr::CallbackResource,
+    pinned::{PinnedPool, PinnedResource},
 };
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};

@@ -2,7 +2,7 @@
 
 use super::{MIB, child, give, hurry, is_child, is_in, pool_of, support, take};
 use aquifer::debug_log::DebugLog;
-use aquifer::{ErrorKind, MissStep};
+use aquifer::{ErrorKind, mr::MissStep};
 use std::path::PathBuf;
 use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt;

@@ -13,9 +13,12 @@ mod support;
 use crate::kernels::add_one;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CallbackResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
-    DeviceVec, ErrorKind, Handles, MissPolicy, MissStep, PoolResource, Stream, TracedAdaptor,
-    VirtualResource,
+    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    Stream,
+    mr::{
+        AsyncResource, CallbackResource, Handles, MissPolicy, MissStep, TracedAdaptor,
+        VirtualResource,
+    },
 };
 use std::collections::BTreeMap;
 use std::process::{Command, Output};

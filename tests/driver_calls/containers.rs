@@ -4,8 +4,8 @@
 use super::child::{Installed, StandIn, alone, is_in};
 use super::{FIRST, SECOND};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceBuffer, DeviceResource, DeviceScalar, DeviceVec,
-    PoolResource,
+    CudaResource, Device, DeviceBuffer, DeviceResource, DeviceScalar, DeviceVec, PoolResource,
+    mr::AsyncResource,
 };
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use crate::child::{Installed, StandIn, alone};
 use crate::{FIRST, SECOND};
 use aquifer::cudarc::driver::sys::CUresult;
 use aquifer::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
-use aquifer::{AsyncResource, CudaResource, Device, DeviceVec, ErrorKind, Stream};
+use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, Stream, mr::AsyncResource};
 use std::sync::Arc;
 
 /// Runs calls of cudarc's own, which leave its context current, on another thread.

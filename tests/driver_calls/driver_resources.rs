@@ -2,8 +2,8 @@
 
 use super::child::{Installed, alone, value};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    ManagedResource, PoolResource, PrefetchAdaptor, Stream, SystemResource, VirtualResource,
+    CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream,
+    mr::{AsyncResource, ManagedResource, PrefetchAdaptor, SystemResource, VirtualResource},
 };
 
 #[test]

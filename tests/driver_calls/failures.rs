@@ -5,8 +5,10 @@ use crate::{NOTHING, pinned};
 use allocator_api2::alloc::Allocator as _;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    AsyncResource, BackendKind, CudaResource, Device, DeviceVec, Error, ErrorKind, LaunchConfig,
-    PinnedResource, PoolResource, Result, VirtualResource,
+    CudaResource, Device, DeviceVec, Error, ErrorKind, LaunchConfig, PoolResource, Result,
+    device::BackendKind,
+    mr::{AsyncResource, VirtualResource},
+    pinned::PinnedResource,
 };
 use std::alloc::Layout;
 use std::error::Error as _;
@@ -59,7 +61,7 @@ fn failing_calls_are_typed_errors_with_name_and_number() {
             ("cuMemHostAlloc", &|vec| {
                 vec.to_vec_in(PinnedResource::new(&device)?).map(drop).map_err(|error| {
                     assert!(error.to_string().contains("cuMemHostAlloc"), "{error}");
-                    aquifer::last_error().unwrap()
+                    aquifer::pinned::last_error().unwrap()
                 })
             }),
             ("cuModuleLoadDataEx", &launch),
@@ -198,7 +200,10 @@ fn page_locked_memory_without_a_gpu_is_ordinary_memory() {
             assert!(block.as_ref().iter().all(|byte| *byte == 0));
             aquifer::PinnedAlloc.deallocate(block.cast(), aligned);
         }
-        assert_eq!(aquifer::current_pinned_resource().unwrap_err().kind(), ErrorKind::NoDevice);
+        assert_eq!(
+            aquifer::pinned::current_pinned_resource().unwrap_err().kind(),
+            ErrorKind::NoDevice
+        );
         // From here on it is the simulated device's; what was there before stays, and goes back to where it came from.
         let device = Device::detect_or_simulate().unwrap();
         let stream = device.new_stream().unwrap();
@@ -227,7 +232,7 @@ fn a_backend_that_was_asked_for_and_is_not_there_is_an_error() {
         assert_eq!(Device::detect_or_simulate().unwrap_err().kind(), ErrorKind::NoDevice);
         let mut vec: AllocVec<u8, aquifer::PinnedAlloc> = AllocVec::new_in(aquifer::PinnedAlloc);
         assert!(vec.try_reserve(10).is_err());
-        assert_eq!(aquifer::last_error().unwrap().kind(), ErrorKind::NoDevice);
+        assert_eq!(aquifer::pinned::last_error().unwrap().kind(), ErrorKind::NoDevice);
     });
 }
 

@@ -6,9 +6,12 @@ use aquifer::cudarc::driver::{
 };
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, On, OnMut,
-    PoolResource, Stream, current_device_resource, reset_current_device_resource,
-    set_current_device_resource,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream,
+    container::{On, OnMut},
+    mr::{
+        AsyncResource, current_device_resource, reset_current_device_resource,
+        set_current_device_resource,
+    },
 };
 use std::sync::Arc;
 

@@ -2,8 +2,9 @@
 
 use super::child::{Installed, alone, value};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, IpcHandle, IpcKind,
-    IpcPool, ManagedResource, PoolResource, VirtualResource,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    ipc::{IpcHandle, IpcKind, IpcPool},
+    mr::{AsyncResource, ManagedResource, VirtualResource},
 };
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

@@ -18,8 +18,9 @@ mod page_locked;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, HostArgs, Kernel,
-    LaunchConfig, PinnedResource, current_device_resource, set_current_device_resource,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig,
+    mr::{AsyncResource, current_device_resource, set_current_device_resource},
+    pinned::PinnedResource,
 };
 use child::{Installed, alone, is_in, value};
 use std::sync::Arc;

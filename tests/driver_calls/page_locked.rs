@@ -4,7 +4,10 @@ use super::child::{Installed, StandIn, alone};
 use allocator_api2::alloc::Allocator;
 use aquifer::cudarc::driver::result;
 use aquifer::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-use aquifer::{Device, PinnedPool, PinnedResource, Stream};
+use aquifer::{
+    Device, Stream,
+    pinned::{PinnedPool, PinnedResource},
+};
 use std::alloc::Layout;
 
 const GET: &str = "cuCtxGetCurrent";

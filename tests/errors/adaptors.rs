@@ -6,10 +6,13 @@ use crate::support::{layout, simulated};
 use crate::table::Table;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AlignedAdaptor, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error,
-    ErrorKind, FailureCallbackAdaptor, LimitingAdaptor, LocalDeviceResource, LogFormat,
-    LoggingAdaptor, ManagedResource, PrefetchAdaptor, Result, StatisticsAdaptor, Stream,
-    ThreadSafeAdaptor, TrackingAdaptor,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result,
+    Stream,
+    mr::{
+        AlignedAdaptor, FailureCallbackAdaptor, LimitingAdaptor, LocalDeviceResource, LogFormat,
+        LoggingAdaptor, ManagedResource, PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor,
+        TrackingAdaptor,
+    },
 };
 
 use std::sync::{Arc, OnceLock};

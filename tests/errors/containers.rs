@@ -5,7 +5,9 @@ use crate::table::Table;
 use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceScalar, DeviceVec,
-    DeviceVecParts, HostArgs, HostChunk, Kernel, LaunchConfig, PinnedPool, PinnedResource, Result,
+    HostArgs, Kernel, LaunchConfig, Result,
+    container::DeviceVecParts,
+    pinned::{HostChunk, PinnedPool, PinnedResource},
 };
 use std::ops::Bound;
 use std::sync::Arc;

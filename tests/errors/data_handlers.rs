@@ -6,8 +6,10 @@ use allocator_api2::alloc::{AllocError, Allocator, Global};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    DataAlloc, DataHandler, HandlerFunctions, PinnedResource, RawDataHandler, last_error,
-    reset_current_pinned_resource, set_current_pinned_resource,
+    nep49::{DataAlloc, DataHandler, HandlerFunctions, RawDataHandler},
+    pinned::{
+        PinnedResource, last_error, reset_current_pinned_resource, set_current_pinned_resource,
+    },
 };
 use std::alloc::Layout;
 use std::ffi::{c_char, c_void};

@@ -5,8 +5,11 @@ use crate::table::Table;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    DeviceResource, DeviceVec, MappedAlloc, PinnedPool, PinnedResource, Registered, last_error,
-    reset_current_pinned_resource, set_current_pinned_resource,
+    DeviceResource, DeviceVec, MappedAlloc,
+    pinned::{
+        PinnedPool, PinnedResource, Registered, last_error, reset_current_pinned_resource,
+        set_current_pinned_resource,
+    },
 };
 use std::alloc::Layout;
 

@@ -6,10 +6,14 @@ use crate::table::Table;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, DeferCleanup, Device, DeviceLayout, DeviceVec, Error, ErrorKind, HostAllocFlags,
-    HostOnly, ManagerOptions, MemoryInfo, MemoryManager, MemoryPointer, PinnedMemory,
-    PinnedResource, Registered, ResourceMemoryManager, Result, Stream, default_device_pool,
-    last_error, register_memory_manager, set_memory_manager,
+    CudaResource, Device, DeviceLayout, DeviceVec, Error, ErrorKind, Result, Stream,
+    device::MemoryInfo,
+    mr::default_device_pool,
+    nbep7::{
+        DeferCleanup, HostAllocFlags, HostOnly, ManagerOptions, MemoryManager, MemoryPointer,
+        PinnedMemory, ResourceMemoryManager, register_memory_manager, set_memory_manager,
+    },
+    pinned::{PinnedResource, Registered, last_error},
 };
 use std::ptr::NonNull;
 
@@ -126,7 +130,7 @@ struct Bad(Wrong);
 // SAFETY: what it gives is refused.
 unsafe impl MemoryManager for Bad {
     fn interface_version(&self) -> u32 {
-        if matches!(self.0, Wrong::IsOld) { 0 } else { aquifer::INTERFACE_VERSION }
+        if matches!(self.0, Wrong::IsOld) { 0 } else { aquifer::nbep7::INTERFACE_VERSION }
     }
 
     fn initialize(&self) -> Result<()> {

@@ -5,9 +5,13 @@ use crate::table::Table;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    ArenaResource, CudaResource, Device, DeviceVec, Error, LoggingAdaptor, ManagedResource,
-    PinnedAlloc, PinnedResource, PoolResource, Registered, StackText, SystemResource,
-    current_device_resource, memory_manager, set_memory_manager,
+    CudaResource, Device, DeviceVec, Error, PinnedAlloc, PoolResource,
+    mr::{
+        ArenaResource, LoggingAdaptor, ManagedResource, StackText, SystemResource,
+        current_device_resource,
+    },
+    nbep7::{memory_manager, set_memory_manager},
+    pinned::{PinnedResource, Registered},
 };
 use std::process::Command;
 
@@ -88,7 +92,7 @@ fn child() -> Result<(), Error> {
         "ordinary memory" => {
             let mut vec = allocator_api2::vec::Vec::<u8, _>::new_in(aquifer::PinnedAlloc);
             vec.try_reserve(isize::MAX as usize - 4096).unwrap_err();
-            print("", aquifer::last_error().unwrap());
+            print("", aquifer::pinned::last_error().unwrap());
         }
         "log" => {
             let upstream = CudaResource::new(&simulated(SimConfig::default()).0);
@@ -119,7 +123,7 @@ fn child() -> Result<(), Error> {
 }
 
 /// What is never made.
-type NoManager = aquifer::HostOnly<aquifer::ResourceMemoryManager>;
+type NoManager = aquifer::nbep7::HostOnly<aquifer::nbep7::ResourceMemoryManager>;
 
 fn fork() {
     let (device, _) = simulated(SimConfig::default());
@@ -166,7 +170,7 @@ fn fork() {
     print_failed("a fork's child captures", capture.map(|_| ()));
     let mut pinned = AllocVec::<u8, PinnedAlloc>::new_in(PinnedAlloc);
     assert!(pinned.try_reserve(10).is_err());
-    print("a fork's child allocates page-locked memory", aquifer::last_error().unwrap());
+    print("a fork's child allocates page-locked memory", aquifer::pinned::last_error().unwrap());
     use std::io::Write;
     std::io::stdout().flush().unwrap();
     // SAFETY: ends the child without the destructors of the parent's objects.

@@ -4,10 +4,13 @@ use crate::support::{layout, simulated};
 use crate::table::Table;
 use aquifer::sim::{Schedule, SimConfig};
 use aquifer::{
-    ArenaResource, AsyncResource, BinningResource, CallbackResource, CudaResource, Device,
-    DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, FixedSizeResource,
-    Handles, HostArgs, Kernel, LaunchConfig, ManagedResource, MissPolicy, MissStep, PoolResource,
-    ResourceId, Result, Stream, SystemResource, VirtualResource,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
+    HostArgs, Kernel, LaunchConfig, PoolResource, Result, Stream,
+    mr::{
+        ArenaResource, AsyncResource, BinningResource, CallbackResource, FixedSizeResource,
+        Handles, ManagedResource, MissPolicy, MissStep, ResourceId, SystemResource,
+        VirtualResource,
+    },
 };
 use std::sync::{Arc, Mutex};
 

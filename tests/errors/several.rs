@@ -4,8 +4,9 @@ use crate::support::simulated;
 use crate::table::Table;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, Communicator, CommunicatorId, CudaResource, DeviceLayout, DeviceResource,
-    DeviceVec, Group, ManagedResource, NcclResource, ReduceOp, SystemResource, VirtualResource,
+    Communicator, CudaResource, DeviceLayout, DeviceResource, DeviceVec,
+    collective::{CommunicatorId, Group, ReduceOp},
+    mr::{AsyncResource, ManagedResource, NcclResource, SystemResource, VirtualResource},
 };
 use std::time::Duration;
 

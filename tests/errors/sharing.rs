@@ -4,8 +4,10 @@ use crate::support::simulated;
 use crate::table::Table;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, IpcHandle,
-    IpcPool, ManagedResource, PinnedResource, Result, Stream, VirtualResource,
+    CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, Result, Stream,
+    ipc::{IpcHandle, IpcPool},
+    mr::{AsyncResource, ManagedResource, VirtualResource},
+    pinned::PinnedResource,
 };
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use crate::processes;
 use crate::support::simulated;
 use crate::table::Table;
-use aquifer::StackText;
+use aquifer::mr::StackText;
 use aquifer::sim::SimConfig;
 
 /// Texts that do not read, by a title.

@@ -5,8 +5,11 @@ use crate::table::Table;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    ArenaResource, CudaResource, Device, DeviceResource, DeviceVec, Error, FixedSizeResource,
-    Kernel, PinnedAlloc, PinnedResource, PoolResource, Result, Stream, StreamPool,
+    CudaResource, Device, DeviceResource, DeviceVec, Error, Kernel, PinnedAlloc, PoolResource,
+    Result, Stream,
+    mr::{ArenaResource, FixedSizeResource},
+    pinned::PinnedResource,
+    stream::StreamPool,
 };
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -171,7 +174,7 @@ fn undeclared(table: &mut Table) {
     table.failed("an undeclared capture: a declared one", declared);
     table.failed("an undeclared capture: wait", setup.stream.synchronize());
     table.failed("an undeclared capture: wait for the device", setup.device.synchronize());
-    let driver_pool = aquifer::AsyncResource::new(&setup.device).unwrap();
+    let driver_pool = aquifer::mr::AsyncResource::new(&setup.device).unwrap();
     let got = driver_pool.allocate(&setup.stream, layout);
     table.failed("an undeclared capture: a driver pool", got);
     assert!(setup.simulator.stop_capture(&setup.stream), "not disturbed");

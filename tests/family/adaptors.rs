@@ -3,9 +3,11 @@
 use crate::blocks::{free, layout};
 use crate::{KIB, support};
 use aquifer::{
-    AlignedAdaptor, CheckedAdaptor, CudaResource, DeviceResource, FailureCallbackAdaptor,
-    LimitingAdaptor, LoggingAdaptor, PoolResource, PrefetchAdaptor, Result, StatisticsAdaptor,
-    TracedAdaptor, TrackingAdaptor,
+    CudaResource, DeviceResource, PoolResource, Result,
+    mr::{
+        AlignedAdaptor, CheckedAdaptor, FailureCallbackAdaptor, LimitingAdaptor, LoggingAdaptor,
+        PrefetchAdaptor, StatisticsAdaptor, TracedAdaptor, TrackingAdaptor,
+    },
 };
 use std::fmt::Debug;
 

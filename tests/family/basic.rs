@@ -3,8 +3,11 @@
 use crate::blocks::{Held, disjoint, free, layout, lies_on_the_device};
 use crate::fixture::{each, each_alone};
 use crate::{KIB, MIB};
-use aquifer::{DeviceVec, reset_current_device_resource, set_current_device_resource};
-use aquifer::{current_device_resource, with_device_resource};
+use aquifer::mr::{current_device_resource, with_device_resource};
+use aquifer::{
+    DeviceVec,
+    mr::{reset_current_device_resource, set_current_device_resource},
+};
 
 #[test]
 fn memory_is_the_devices_aligned_and_usable() {

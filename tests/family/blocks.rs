@@ -2,8 +2,8 @@
 
 use crate::fixture::Fixture;
 use aquifer::{
-    DEFAULT_ALIGNMENT, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, DeviceVecParts,
-    Result, Stream,
+    DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Result, Stream,
+    container::DeviceVecParts, mr::DEFAULT_ALIGNMENT,
 };
 use std::sync::Arc;
 

@@ -2,10 +2,12 @@
 
 use crate::table::Made;
 use aquifer::{
-    AlignedAdaptor, CheckedAdaptor, CudaResource, DEFAULT_ALIGNMENT, Device, DeviceBlock,
-    DeviceLayout, DeviceResource, LimitingAdaptor, LocalDeviceResource, LogFormat, LoggingAdaptor,
-    PolymorphicAllocator, Result, StatisticsAdaptor, Stream, ThreadSafeAdaptor, TracedAdaptor,
-    TrackingAdaptor,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Result, Stream,
+    mr::{
+        AlignedAdaptor, CheckedAdaptor, DEFAULT_ALIGNMENT, LimitingAdaptor, LocalDeviceResource,
+        LogFormat, LoggingAdaptor, PolymorphicAllocator, StatisticsAdaptor, ThreadSafeAdaptor,
+        TracedAdaptor, TrackingAdaptor,
+    },
 };
 use std::cell::Cell;
 use std::io::Write;
@@ -132,7 +134,7 @@ unsafe impl DeviceResource for ByElement {
         self.0.allocate(layout.bytes(), stream)
     }
 
-    fn identity(&self) -> aquifer::ResourceId {
+    fn identity(&self) -> aquifer::mr::ResourceId {
         self.0.resource().identity()
     }
 

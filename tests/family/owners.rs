@@ -3,7 +3,7 @@
 use crate::KIB;
 use crate::fixture::{Fixture, each};
 use aquifer::bytemuck::Pod;
-use aquifer::{DeviceBox, DeviceBuffer, DeviceScalar, DeviceVec, Stream};
+use aquifer::{DeviceBuffer, DeviceScalar, DeviceVec, Stream, container::DeviceBox};
 
 #[test]
 fn every_container_lives_in_memory_of_every_resource() {

@@ -4,7 +4,7 @@ use crate::blocks::{Held, free, layout};
 use crate::fixture::{Fixture, each, each_alone};
 use crate::kernels::add_one;
 use crate::{KIB, MIB};
-use aquifer::{DeviceVec, PerThreadStream};
+use aquifer::{DeviceVec, stream::PerThreadStream};
 
 /// Elements that keep a stream of a GPU busy for a while. The simulated device needs none for that.
 fn many() -> usize {

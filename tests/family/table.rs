@@ -3,12 +3,15 @@
 use crate::makers::{self, cuda};
 use crate::{KIB, MIB};
 use aquifer::{
-    AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CallbackResource,
-    CheckedAdaptor, Communicator, CudaResource, Device, DeviceResource, FailureCallbackAdaptor,
-    FixedSizeResource, Handles, LimitingAdaptor, LogFormat, ManagedResource, NcclResource,
-    PoolResource, PrefetchAdaptor, RegisteringAdaptor, Result, StatisticsAdaptor, Stream,
-    SystemResource, TracedAdaptor, TrackingAdaptor, VirtualResource, current_device_resource,
-    with_device_resource,
+    Communicator, CudaResource, Device, DeviceResource, PoolResource, Result, Stream,
+    collective::RegisteringAdaptor,
+    mr::{
+        AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CallbackResource,
+        CheckedAdaptor, FailureCallbackAdaptor, FixedSizeResource, Handles, LimitingAdaptor,
+        LogFormat, ManagedResource, NcclResource, PrefetchAdaptor, StatisticsAdaptor,
+        SystemResource, TracedAdaptor, TrackingAdaptor, VirtualResource, current_device_resource,
+        with_device_resource,
+    },
 };
 use std::sync::Arc;
 

@@ -3,9 +3,10 @@
 use crate::{log, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AlignedAdaptor, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
-    Error, ErrorKind, FailureCallbackAdaptor, LimitingAdaptor, PinnedResource, PoolResource,
-    Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
+    PoolResource, Result, Stream,
+    mr::{AlignedAdaptor, FailureCallbackAdaptor, LimitingAdaptor},
+    pinned::PinnedResource,
 };
 use log::Log;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -473,7 +474,7 @@ fn only_the_errors_asked_for_reach_the_callback() {
     let count = Arc::new(AtomicUsize::new(0));
     let counting = |yes| {
         let count = count.clone();
-        move |_: &aquifer::Failure<'_>| {
+        move |_: &aquifer::mr::Failure<'_>| {
             count.fetch_add(1, Ordering::Relaxed);
             yes
         }
@@ -524,7 +525,7 @@ fn a_callback_may_free_memory_of_the_same_pool() {
     let spare: Arc<Mutex<Vec<DeviceVec<u8>>>> = Arc::default();
     let from_spare = || {
         let spare = spare.clone();
-        move |_: &aquifer::Failure<'_>| {
+        move |_: &aquifer::mr::Failure<'_>| {
             let vec = spare.lock().unwrap().pop();
             vec.is_some()
         }
@@ -576,7 +577,7 @@ fn clones_stand_for_each_other_and_others_do_not() {
 
 #[test]
 fn memory_that_the_host_reaches_is_reached_through_the_adaptors() {
-    use aquifer::HostAccessible;
+    use aquifer::mr::HostAccessible;
     let device = support::device();
     let stream = device.new_stream().unwrap();
     let pinned = PinnedResource::new(&device).unwrap();

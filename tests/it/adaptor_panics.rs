@@ -3,11 +3,15 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CheckedAdaptor, CudaResource,
-    Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, FailureCallbackAdaptor,
-    FixedSizeResource, LimitingAdaptor, LocalDeviceResource, LogFormat, LoggingAdaptor,
-    ManagedResource, PinnedResource, PoolResource, PrefetchAdaptor, Result, Stream, SystemResource,
-    ThreadSafeAdaptor, TracedAdaptor, TrackingAdaptor,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, PoolResource,
+    Result, Stream,
+    mr::{
+        AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CheckedAdaptor,
+        FailureCallbackAdaptor, FixedSizeResource, LimitingAdaptor, LocalDeviceResource, LogFormat,
+        LoggingAdaptor, ManagedResource, PrefetchAdaptor, SystemResource, ThreadSafeAdaptor,
+        TracedAdaptor, TrackingAdaptor,
+    },
+    pinned::PinnedResource,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

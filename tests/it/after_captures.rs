@@ -3,8 +3,10 @@
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
-    DeviceVecParts, Error, ErrorKind, ManagedResource, PoolResource, Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
+    PoolResource, Result, Stream,
+    container::DeviceVecParts,
+    mr::{AsyncResource, ManagedResource},
 };
 use kernels::{add_one, kind};
 use std::panic::{AssertUnwindSafe, catch_unwind};

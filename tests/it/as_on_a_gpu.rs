@@ -3,8 +3,11 @@
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, Error, ErrorKind, HostArgs,
-    Kernel, Launch, LaunchConfig, ManagedResource, PinnedResource, PoolResource, Result, Stream,
+    CudaResource, Device, DeviceResource, DeviceVec, Error, ErrorKind, HostArgs, Kernel,
+    LaunchConfig, PoolResource, Result, Stream,
+    kernel::Launch,
+    mr::{AsyncResource, ManagedResource},
+    pinned::PinnedResource,
 };
 use bytemuck::{Pod, Zeroable};
 use kernels::ADD_ONE;

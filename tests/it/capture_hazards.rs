@@ -4,8 +4,9 @@
 use crate::{kernels, support};
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, ManagedResource,
-    PinnedResource, PoolResource, Stream, SystemResource,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream,
+    mr::{AsyncResource, ManagedResource, SystemResource},
+    pinned::PinnedResource,
 };
 use kernels::{add_one, kind};
 use std::cell::RefCell;

@@ -7,7 +7,7 @@ use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Report, SimConfig, Violation};
 use aquifer::{
     CudaResource, Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig,
-    PinnedResource, PoolResource, Result, Stream,
+    PoolResource, Result, Stream, pinned::PinnedResource,
 };
 use kernels::{SPIN, add_one, kind};
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 use crate::{kernels, log, spoil, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceVec, Error, ErrorKind, Graph, PoolResource, Result, Stream,
+    CudaResource, Device, DeviceVec, Error, ErrorKind, PoolResource, Result, Stream, stream::Graph,
 };
 use kernels::{add_one, copy, kind};
 use log::Log;

@@ -2,9 +2,12 @@
 
 use crate::{log, support};
 use aquifer::{
-    CheckedAdaptor, CheckedOptions, CudaResource, Device, DeviceBlock, DeviceLayout,
-    DeviceResource, DeviceVec, DeviceVecParts, HostAccessible, Misuse, MisuseKind, PinnedResource,
-    PoolResource, Result, Stream, sim::SimConfig,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, PoolResource,
+    Result, Stream,
+    container::DeviceVecParts,
+    mr::{CheckedAdaptor, CheckedOptions, HostAccessible, Misuse, MisuseKind},
+    pinned::PinnedResource,
+    sim::SimConfig,
 };
 use log::Log;
 use std::sync::{Arc, Mutex};

@@ -6,9 +6,12 @@ use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig, Violation};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceVec, DeviceVecParts, ErrorKind, HostArgs,
-    HostBuffer, HostChunk, Kernel, LaunchConfig, PinnedResource, PoolResource, Refused, Registered,
+    CudaResource, Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, PoolResource,
     Result, Stream, Transfer,
+    container::DeviceVecParts,
+    error::Refused,
+    mr::AsyncResource,
+    pinned::{HostBuffer, HostChunk, PinnedResource, Registered},
 };
 use std::collections::VecDeque;
 use std::future::Future;

@@ -3,9 +3,11 @@
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBox, DeviceBuffer, DeviceLayout, DeviceResource, DeviceScalar,
-    DeviceVec, ErrorKind, ManagedResource, OnStream, PolymorphicAllocator, PoolResource, Result,
-    Stream, StreamPool,
+    CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceScalar, DeviceVec,
+    ErrorKind, PoolResource, Result, Stream,
+    container::DeviceBox,
+    mr::{ManagedResource, OnStream, PolymorphicAllocator},
+    stream::StreamPool,
 };
 use kernels::kind;
 use std::sync::Arc;

@@ -2,12 +2,16 @@
 
 use crate::{kernels, support};
 #[cfg(target_os = "linux")]
-use aquifer::IpcPool;
+use aquifer::ipc::IpcPool;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    AsyncResource, Communicator, CudaResource, Device, DeviceResource, DeviceVec, Group,
-    ManagedResource, NcclResource, PinnedResource, PoolResource, PrefetchAdaptor, ReduceOp,
-    Registered, RegisteringAdaptor, Stream, SystemResource, VirtualResource,
+    Communicator, CudaResource, Device, DeviceResource, DeviceVec, PoolResource, Stream,
+    collective::{Group, ReduceOp, RegisteringAdaptor},
+    mr::{
+        AsyncResource, ManagedResource, NcclResource, PrefetchAdaptor, SystemResource,
+        VirtualResource,
+    },
+    pinned::{PinnedResource, Registered},
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;

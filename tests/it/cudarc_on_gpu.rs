@@ -5,7 +5,7 @@
 use crate::{kernels, support};
 use aquifer::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use aquifer::cudarc::nvrtc::Ptx;
-use aquifer::{AsyncResource, Device, DeviceVec, Stream};
+use aquifer::{Device, DeviceVec, Stream, mr::AsyncResource};
 use kernels::ADD_ONE;
 use std::sync::Arc;
 

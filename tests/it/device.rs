@@ -3,8 +3,8 @@
 use crate::{kernels, log, support};
 use aquifer::sim::{Schedule, SimConfig};
 use aquifer::{
-    BackendKind, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, Event,
-    Stream,
+    CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, Event, Stream,
+    device::BackendKind,
 };
 use kernels::{add_one, copy, kind};
 use std::collections::HashSet;

@@ -2,7 +2,9 @@
 
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
-use aquifer::{CudaResource, DeviceBox, DeviceResource, DeviceVec, ErrorKind, Refused};
+use aquifer::{
+    CudaResource, DeviceResource, DeviceVec, ErrorKind, container::DeviceBox, error::Refused,
+};
 use kernels::{add_one, kind};
 use std::sync::Arc;
 

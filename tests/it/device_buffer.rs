@@ -7,8 +7,11 @@
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec, DeviceVecParts,
-    ErrorKind, ManagedResource, PoolResource, Refused, Stream, current_device_resource,
+    CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    PoolResource, Stream,
+    container::DeviceVecParts,
+    error::Refused,
+    mr::{ManagedResource, current_device_resource},
 };
 use bytemuck::{Pod, Zeroable};
 use kernels::{add_one, kind};

@@ -6,9 +6,10 @@ use crate::{kernels, log, support};
 use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
-    HostArgs, Kernel, LaunchConfig, ManagedResource, OnStream, PinnedResource, PoolResource,
-    Registered, Result, Stream, VirtualResource,
+    CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, HostArgs,
+    Kernel, LaunchConfig, PoolResource, Result, Stream,
+    mr::{AsyncResource, ManagedResource, OnStream, VirtualResource},
+    pinned::{PinnedResource, Registered},
 };
 use kernels::{add_one, idle_entry, kind};
 use log::Log;

@@ -7,7 +7,7 @@
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, DeviceResource, DeviceScalar, DeviceVec, ErrorKind, PoolResource, Refused,
+    CudaResource, DeviceResource, DeviceScalar, DeviceVec, ErrorKind, PoolResource, error::Refused,
 };
 use bytemuck::{Pod, Zeroable};
 use kernels::{add_one, kind};

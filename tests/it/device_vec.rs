@@ -4,8 +4,8 @@ use crate::{kernels, support};
 use aquifer::allocator_api2::alloc::{AllocError, Allocator};
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
-    CudaResource, DeviceBlock, DeviceResource, DeviceVec, DeviceVecParts, ErrorKind, PinnedAlloc,
-    current_device_resource,
+    CudaResource, DeviceBlock, DeviceResource, DeviceVec, ErrorKind, PinnedAlloc,
+    container::DeviceVecParts, mr::current_device_resource,
 };
 use bytemuck::Pod;
 use kernels::{add_one, kind};

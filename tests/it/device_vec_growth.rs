@@ -3,8 +3,8 @@
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource,
-    current_device_resource,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    mr::{AsyncResource, current_device_resource},
 };
 use bytemuck::Pod;
 use kernels::kind;

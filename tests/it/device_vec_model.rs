@@ -5,8 +5,8 @@
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CheckedDevice, Device, DeviceResource, DeviceVec, PoolResource, Result, Stream,
-    VirtualResource, current_device_resource,
+    CheckedDevice, Device, DeviceResource, DeviceVec, PoolResource, Result, Stream,
+    mr::{AsyncResource, VirtualResource, current_device_resource},
 };
 use kernels::{add_one, copy};
 use proptest::prelude::*;

@@ -5,9 +5,12 @@ use allocator_api2::alloc::{AllocError, Allocator, Global};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    HostAccessible, HostComplete, ManagedResource, OnStream, PinnedPool, PinnedResource,
-    PolymorphicHostAllocator, PrefetchAdaptor, SystemResource,
+    CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    mr::{
+        AsyncResource, HostAccessible, HostComplete, ManagedResource, OnStream, PrefetchAdaptor,
+        SystemResource,
+    },
+    pinned::{PinnedPool, PinnedResource, PolymorphicHostAllocator},
 };
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -86,7 +89,7 @@ fn the_hosts_collections_live_in_managed_memory() {
         let block = managed.allocate(&stream, layout).unwrap();
         let pointer = managed.host_pointer(&block);
         assert!(block.address().is_multiple_of(alignment as u64));
-        let parts = aquifer::DeviceVecParts {
+        let parts = aquifer::container::DeviceVecParts {
             stream: stream.clone(),
             length: block.bytes(),
             block,
@@ -420,7 +423,7 @@ fn ordinary_memory_is_read_where_it_lies() {
         let pointer = system.host_pointer(&block);
         // SAFETY: the block's thousand bytes, which nothing else uses.
         unsafe { pointer.write_bytes(3, 1000) };
-        let parts = aquifer::DeviceVecParts {
+        let parts = aquifer::container::DeviceVecParts {
             stream: stream.clone(),
             length: 1000,
             block,

@@ -5,7 +5,7 @@ use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Report, Schedule, SimConfig, Violation};
 use aquifer::{
     CudaResource, Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig,
-    PinnedResource, PoolResource, Result, Stream, Transfer,
+    PoolResource, Result, Stream, Transfer, pinned::PinnedResource,
 };
 use std::error::Error as _;
 use std::pin::Pin;

@@ -3,10 +3,13 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    BinningResource, CudaResource, Device, DeviceBlock, DeviceBox, DeviceBuffer, DeviceLayout,
-    DeviceResource, DeviceScalar, DeviceVec, PolymorphicAllocator, PoolResource, Result,
-    StatisticsAdaptor, Stream, WithDeviceResource, reset_current_device_resource,
-    set_current_device_resource, with_device_resource,
+    CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceResource, DeviceScalar,
+    DeviceVec, PoolResource, Result, Stream,
+    container::DeviceBox,
+    mr::{
+        BinningResource, PolymorphicAllocator, StatisticsAdaptor, WithDeviceResource,
+        reset_current_device_resource, set_current_device_resource, with_device_resource,
+    },
 };
 use std::future::Future;
 use std::pin::pin;

@@ -2,7 +2,7 @@
 
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
-use aquifer::{CudaResource, DeviceVec, ErrorKind, Graph, PoolResource};
+use aquifer::{CudaResource, DeviceVec, ErrorKind, PoolResource, stream::Graph};
 use kernels::{add_one, copy, kind};
 
 #[test]

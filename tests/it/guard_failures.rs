@@ -4,7 +4,7 @@
 
 use crate::{kernels, log, support};
 use aquifer::sim::SimConfig;
-use aquifer::{AsyncResource, Device, DeviceResource, DeviceVec, ErrorKind};
+use aquifer::{Device, DeviceResource, DeviceVec, ErrorKind, mr::AsyncResource};
 use kernels::{add_one, copy, kind};
 use log::Log;
 use std::sync::Arc;

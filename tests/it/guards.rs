@@ -9,7 +9,9 @@
 
 use crate::{kernels, support};
 use aquifer::sim::{SimConfig, Simulator, Violation};
-use aquifer::{AsyncResource, DeviceBlock, DeviceVec, DeviceVecParts, ErrorKind, Stream};
+use aquifer::{
+    DeviceBlock, DeviceVec, ErrorKind, Stream, container::DeviceVecParts, mr::AsyncResource,
+};
 use kernels::{add_one, copy, kind};
 use std::sync::Arc;
 

@@ -6,8 +6,9 @@ use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig, Simulator};
 use aquifer::{
-    Device, DeviceVec, ErrorKind, Event, HostArgs, Kernel, LaunchConfig, MappedAlloc, PinnedPool,
-    PinnedResource, Result, Stream,
+    Device, DeviceVec, ErrorKind, Event, HostArgs, Kernel, LaunchConfig, MappedAlloc, Result,
+    Stream,
+    pinned::{PinnedPool, PinnedResource},
 };
 use std::future::Future;
 use std::pin::Pin;

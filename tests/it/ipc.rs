@@ -4,9 +4,13 @@
 use crate::{kernels, support};
 use aquifer::sim::{SimConfig, Simulator, Violation};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceResource, DeviceVec,
-    ErrorKind, Handles, IpcHandle, IpcKind, ManagedResource, PinnedResource, PoolResource,
-    StatisticsAdaptor, Stream, SystemResource, VirtualResource,
+    CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceResource, DeviceVec, ErrorKind,
+    PoolResource, Stream,
+    ipc::{IpcHandle, IpcKind},
+    mr::{
+        AsyncResource, Handles, ManagedResource, StatisticsAdaptor, SystemResource, VirtualResource,
+    },
+    pinned::PinnedResource,
 };
 use bytemuck::Pod;
 use std::process::Command;
@@ -449,7 +453,7 @@ fn uses_that_break_the_contract_are_reported() {
     drop(shared);
     let resource = CudaResource::new(&device);
     let block = DeviceBlock::new(address, 100, 0);
-    let parts = aquifer::DeviceVecParts {
+    let parts = aquifer::container::DeviceVecParts {
         stream: other.clone(),
         block,
         length: 100,

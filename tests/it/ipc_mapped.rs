@@ -3,7 +3,8 @@
 use crate::{kernels, support};
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, Device, DeviceBuffer, DeviceVec, ErrorKind, PoolResource, Stream, VirtualResource,
+    CudaResource, Device, DeviceBuffer, DeviceVec, ErrorKind, PoolResource, Stream,
+    mr::VirtualResource,
 };
 use bytemuck::Pod;
 use std::io::{Read, Write};

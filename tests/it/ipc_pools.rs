@@ -3,8 +3,9 @@
 use crate::support;
 use aquifer::sim::{SimConfig, Simulator, Violation};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceVec, ErrorKind, IpcHandle, IpcKind, IpcPool,
-    PoolResource, Stream,
+    CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Stream,
+    ipc::{IpcHandle, IpcKind, IpcPool},
+    mr::AsyncResource,
 };
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};

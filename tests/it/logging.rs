@@ -2,8 +2,10 @@
 
 use crate::{log as said, support};
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, HostAccessible,
-    LogFormat, LoggingAdaptor, PinnedResource, PoolResource, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, PoolResource,
+    Stream,
+    mr::{HostAccessible, LogFormat, LoggingAdaptor},
+    pinned::PinnedResource,
 };
 use std::collections::HashSet;
 use std::io::{self, Write};

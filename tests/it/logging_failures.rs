@@ -2,7 +2,8 @@
 
 use crate::support;
 use aquifer::{
-    CudaResource, DeviceLayout, DeviceResource, ErrorKind, LogFormat, LoggingAdaptor, Stream,
+    CudaResource, DeviceLayout, DeviceResource, ErrorKind, Stream,
+    mr::{LogFormat, LoggingAdaptor},
 };
 use std::io::{self, Write};
 use std::path::PathBuf;

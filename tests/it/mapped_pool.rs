@@ -3,8 +3,8 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    Device, DeviceResource, DeviceVec, ErrorKind, MissPolicy, MissStep, PoolOptions, PoolResource,
-    PoolStatistics, Result, Stream, VirtualResource,
+    Device, DeviceResource, DeviceVec, ErrorKind, PoolResource, Result, Stream,
+    mr::{MissPolicy, MissStep, PoolOptions, PoolStatistics, VirtualResource},
 };
 
 const MIB: usize = 1 << 20;

@@ -3,7 +3,8 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CompileOptions, Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, Result,
+    Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, Result,
+    kernel::CompileOptions,
 };
 
 const SOURCE: &str = r#"

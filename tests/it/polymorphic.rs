@@ -4,9 +4,12 @@ use crate::{kernels, support};
 use aquifer::allocator_api2::alloc::Allocator;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind,
-    OnStream, PolymorphicAllocator, PoolResource, Result, Stream, current_device_resource,
-    with_device_resource,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, PoolResource,
+    Result, Stream,
+    mr::{
+        AsyncResource, OnStream, PolymorphicAllocator, current_device_resource,
+        with_device_resource,
+    },
 };
 use kernels::kind;
 use std::any::type_name_of_val;
@@ -205,7 +208,7 @@ fn an_erased_resource_bound_to_a_stream_is_equal_by_identity_and_stream() {
 #[test]
 fn a_block_of_no_bytes_is_freed_without_a_word() {
     let device = support::device();
-    let pinned = aquifer::PinnedResource::new(&device).unwrap();
+    let pinned = aquifer::pinned::PinnedResource::new(&device).unwrap();
     let layout = std::alloc::Layout::from_size_align(0, 8).unwrap();
     let ((), log) = crate::log::Log::of(|| {
         let block = Allocator::allocate(&pinned, layout).unwrap();

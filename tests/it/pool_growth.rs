@@ -2,7 +2,7 @@
 
 use crate::support;
 use aquifer::sim::SimConfig;
-use aquifer::{CudaResource, DeviceVec, Handles, PoolResource};
+use aquifer::{CudaResource, DeviceVec, PoolResource, mr::Handles};
 
 const MIB: usize = 1 << 20;
 

@@ -4,9 +4,13 @@
 use crate::{log, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceBlock, DeviceLayout,
-    DeviceResource, DeviceVec, ErrorKind, FixedSizeResource, HostBuffer, ManagedResource,
-    PoolResource, ResourceId, Result, Stream, SystemResource, TrackingAdaptor,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    PoolResource, Result, Stream,
+    mr::{
+        ArenaResource, AsyncResource, BinningResource, FixedSizeResource, ManagedResource,
+        ResourceId, SystemResource, TrackingAdaptor,
+    },
+    pinned::HostBuffer,
 };
 use log::Log;
 use std::ptr::NonNull;

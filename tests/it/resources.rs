@@ -3,8 +3,10 @@
 use crate::{kernels, log, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
-    ErrorKind, HostAccessible, ManagedResource, PinnedResource, PoolResource, Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    PoolResource, Result, Stream,
+    mr::{AsyncResource, HostAccessible, ManagedResource},
+    pinned::PinnedResource,
 };
 use kernels::{add_one, kind};
 use log::Log;
@@ -37,7 +39,7 @@ fn with_vec(
 ) -> DeviceBlock {
     let length = block.bytes();
     let (stream, resource) = (stream.clone(), resource.clone());
-    let parts = aquifer::DeviceVecParts { stream, block, length, resource };
+    let parts = aquifer::container::DeviceVecParts { stream, block, length, resource };
     // SAFETY: the block is live and its resource's, and all its work is on this stream.
     let mut vec = unsafe { DeviceVec::from_raw_parts(parts).unwrap() };
     body(&mut vec);

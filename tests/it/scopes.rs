@@ -6,8 +6,8 @@ use crate::{kernels, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
-    Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, MappedAlloc,
-    PinnedResource, Result, Stream,
+    Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, MappedAlloc, Result,
+    Stream, pinned::PinnedResource,
 };
 use kernels::DOUBLE;
 use std::panic::{AssertUnwindSafe, catch_unwind};

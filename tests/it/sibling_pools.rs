@@ -4,8 +4,11 @@ use crate::support;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    LimitingAdaptor, LocalDeviceResource, MissPolicy, MissStep, PoolResource, Result, Stream,
-    ThreadSafeAdaptor, VirtualResource,
+    PoolResource, Result, Stream,
+    mr::{
+        LimitingAdaptor, LocalDeviceResource, MissPolicy, MissStep, ThreadSafeAdaptor,
+        VirtualResource,
+    },
 };
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, Error, ErrorKind, ResourceStack,
-    StackText, StackTextError, Stream,
+    CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, Error, ErrorKind, Stream,
+    mr::{ResourceStack, StackText, StackTextError},
 };
 use std::error::Error as _;
 use std::path::PathBuf;

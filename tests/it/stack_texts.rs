@@ -1,6 +1,9 @@
 //! The texts of stacks: what they mean, and where they are wrong.
 
-use aquifer::{Error, ErrorKind, StackText, StackTextError};
+use aquifer::{
+    Error, ErrorKind,
+    mr::{StackText, StackTextError},
+};
 use proptest::prelude::*;
 use std::error::Error as _;
 

@@ -3,7 +3,8 @@
 use crate::support;
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
-    LimitingAdaptor, PoolResource, Result, StatisticsAdaptor, Stream,
+    PoolResource, Result, Stream,
+    mr::{LimitingAdaptor, StatisticsAdaptor},
 };
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ fn take(resource: &dyn DeviceResource, stream: &Stream) -> DeviceBlock {
 }
 
 /// Current, peak and total, in units, of bytes that are whole units each.
-fn units(counters: aquifer::Counters) -> [i64; 3] {
+fn units(counters: aquifer::mr::Counters) -> [i64; 3] {
     let (bytes, blocks) = (counters.bytes, counters.allocations);
     let all = [bytes.current, bytes.peak, bytes.total];
     assert_eq!(all.map(|bytes| bytes % UNIT as i64), [0; 3]);

@@ -2,7 +2,7 @@
 
 use crate::{kernels, support};
 use aquifer::sim::SimConfig;
-use aquifer::{DeviceVec, ErrorKind, Stream, StreamPool};
+use aquifer::{DeviceVec, ErrorKind, Stream, stream::StreamPool};
 use kernels::{add_one, kind};
 use std::collections::{HashMap, HashSet};
 

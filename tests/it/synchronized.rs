@@ -5,7 +5,7 @@ use crate::support;
 use aquifer::sim::{Schedule, SimConfig, Violation};
 use aquifer::{
     CudaResource, Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, PoolResource,
-    Result, Stream, Synchronized,
+    Result, Stream, stream::Synchronized,
 };
 use std::future::{Future, IntoFuture};
 use std::pin::{Pin, pin};

@@ -2,8 +2,9 @@
 
 use crate::{log, support};
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    LocalDeviceResource, Result, Stream, ThreadSafeAdaptor,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, Result,
+    Stream,
+    mr::{LocalDeviceResource, ThreadSafeAdaptor},
 };
 use log::Log;
 use std::cell::Cell;

@@ -1,7 +1,7 @@
 //! Allocations as events of `tracing`.
 
 use crate::support;
-use aquifer::{CudaResource, DeviceLayout, DeviceResource, TracedAdaptor};
+use aquifer::{CudaResource, DeviceLayout, DeviceResource, mr::TracedAdaptor};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};

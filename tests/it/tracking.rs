@@ -3,7 +3,9 @@
 use crate::{log, support};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    HostAccessible, PinnedResource, PoolResource, Result, Stream, TrackingAdaptor,
+    PoolResource, Result, Stream,
+    mr::{HostAccessible, TrackingAdaptor},
+    pinned::PinnedResource,
 };
 use log::Log;
 use std::sync::atomic::{AtomicBool, Ordering};

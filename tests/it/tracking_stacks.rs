@@ -2,8 +2,8 @@
 
 use crate::support;
 use aquifer::{
-    CallStack, CallbackResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Stream,
-    TrackingAdaptor,
+    Device, DeviceBlock, DeviceLayout, DeviceResource, Stream,
+    mr::{CallStack, CallbackResource, TrackingAdaptor},
 };
 use std::fmt::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};

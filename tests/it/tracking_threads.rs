@@ -3,7 +3,8 @@
 
 use crate::support;
 use aquifer::{
-    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, PoolResource, Stream, TrackingAdaptor,
+    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, PoolResource, Stream,
+    mr::TrackingAdaptor,
 };
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,7 +3,10 @@
 use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Violation};
-use aquifer::{DeviceVec, ErrorKind, HostBuffer, PinnedAlloc, Result, Transfer, TransferError};
+use aquifer::{
+    DeviceVec, ErrorKind, PinnedAlloc, Result, Transfer, pinned::HostBuffer,
+    transfer::TransferError,
+};
 
 fn refused<B: HostBuffer>(
     begun: Result<Transfer<B>, TransferError<B>>,

@@ -4,7 +4,7 @@ use crate::kernels::idle_entry;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig, Simulator};
 use aquifer::{
-    Device, DeviceVec, HostArgs, Kernel, LaunchConfig, PinnedResource, Stream, Transfer,
+    Device, DeviceVec, HostArgs, Kernel, LaunchConfig, Stream, Transfer, pinned::PinnedResource,
 };
 use std::future::Future;
 use std::mem::ManuallyDrop;

@@ -6,8 +6,10 @@ use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig, Simulator};
 use aquifer::{
-    AsyncResource, Device, DeviceVec, ErrorKind, HostArgs, HostBuffer, Kernel, LaunchConfig,
-    PinnedAlloc, PinnedResource, Registered, Result, Stream, Transfer,
+    Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, PinnedAlloc, Result, Stream,
+    Transfer,
+    mr::AsyncResource,
+    pinned::{HostBuffer, PinnedResource, Registered},
 };
 use std::future::Future;
 use std::pin::pin;
@@ -239,7 +241,7 @@ fn a_transfer_on_another_stream_than_home_is_in_order_with_both() {
 }
 
 fn refused<B: HostBuffer>(
-    begun: Result<Transfer<B>, aquifer::TransferError<B>>,
+    begun: Result<Transfer<B>, aquifer::transfer::TransferError<B>>,
     kind: ErrorKind,
 ) -> (B, DeviceVec<B::Item>) {
     let failed = begun.expect_err("it should be refused");

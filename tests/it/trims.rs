@@ -3,8 +3,9 @@
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec,
-    ErrorKind, Handles, PoolResource, Stream, VirtualResource,
+    CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    PoolResource, Stream,
+    mr::{AsyncResource, Handles, VirtualResource},
 };
 use std::time::{Duration, Instant};
 

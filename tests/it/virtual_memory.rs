@@ -6,7 +6,7 @@ use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
     DeviceLayout, DeviceResource, DeviceVec, ErrorKind, LaunchConfig, PoolResource, Stream,
-    VirtualResource,
+    mr::VirtualResource,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};

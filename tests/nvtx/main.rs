@@ -9,8 +9,8 @@ mod support;
 mod tool;
 
 use aquifer::{
-    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, MissPolicy, MissStep, PoolResource,
-    Stream,
+    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, PoolResource, Stream,
+    mr::{MissPolicy, MissStep},
 };
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

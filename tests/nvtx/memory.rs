@@ -3,8 +3,8 @@
 use crate::tool::{KIB, Told, assert_all_is_over, beside_tool, give, on_threads, take, watched};
 use crate::{MIB, support};
 use aquifer::{
-    ArenaResource, BinningResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource,
-    DeviceVec, ErrorKind, FixedSizeResource, PoolResource, VirtualResource,
+    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    mr::{ArenaResource, BinningResource, FixedSizeResource, VirtualResource},
 };
 use std::sync::{Arc, Barrier, Mutex};
 

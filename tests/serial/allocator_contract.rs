@@ -5,8 +5,11 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    Device, ErrorKind, MappedAlloc, OnStream, PinnedAlloc, PinnedResource, last_error,
-    reset_current_pinned_resource, set_current_pinned_resource,
+    Device, ErrorKind, MappedAlloc, PinnedAlloc,
+    mr::OnStream,
+    pinned::{
+        PinnedResource, last_error, reset_current_pinned_resource, set_current_pinned_resource,
+    },
 };
 use contract::{Block, SIZES, allocate, layout};
 use proptest::prelude::*;

@@ -6,8 +6,8 @@ use crate::{alone, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceVec, ErrorKind, HostBuffer, PinnedPool, PinnedResource,
-    PoolResource, Stream, Transfer,
+    CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Stream, Transfer,
+    pinned::{HostBuffer, PinnedPool, PinnedResource},
 };
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn a_pool_at_its_maximum_has_the_memory_of_cancelled_transfers() {
     let _alone = alone();
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    aquifer::with_device_resource(pool_of(&device, 8 * MIB), || {
+    aquifer::mr::with_device_resource(pool_of(&device, 8 * MIB), || {
         // More than one look takes.
         for count in [8, 8, 3] {
             drop(complete_uploads(&stream, count));
@@ -48,7 +48,7 @@ fn a_device_without_room_has_the_memory_of_cancelled_transfers() {
     let (device, simulator) = support::simulated(SimConfig::default().capacity(40 * MIB as u64));
     let stream = device.new_stream().unwrap();
     let plain = Arc::new(CudaResource::new(&device));
-    aquifer::with_device_resource(plain, || {
+    aquifer::mr::with_device_resource(plain, || {
         drop(complete_uploads(&stream, 40));
         DeviceVec::<u8>::zeroed(&stream, 33 * MIB).unwrap();
     });
@@ -84,7 +84,7 @@ fn waiting_for_the_device_frees_what_cancelled_transfers_left() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     let pool = pool_of(&device, 64 * MIB);
-    aquifer::with_device_resource(pool.clone(), || {
+    aquifer::mr::with_device_resource(pool.clone(), || {
         let uploads: Uploads = (0..40).map(|_| stream.upload_new(vec![1; MIB]).unwrap()).collect();
         drop(uploads);
         device.synchronize().unwrap();
@@ -145,7 +145,7 @@ fn drops_that_allocate_do_not_nest() {
     let (device, simulator) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     let pool = pool_of(&device, 8 * MIB);
-    aquifer::with_device_resource(pool.clone(), || {
+    aquifer::mr::with_device_resource(pool.clone(), || {
         for _ in 0..20_000 {
             let asks = Asks(vec![1; 8], stream.clone(), pool.clone());
             drop(stream.upload_new(asks).unwrap());

@@ -6,8 +6,9 @@ use crate::support;
 use crate::two::Two;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
-    Communicator, CommunicatorId, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    Group, PoolResource, ReduceOp, RegisteringAdaptor, Stream,
+    Communicator, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    Stream,
+    collective::{CommunicatorId, Group, ReduceOp, RegisteringAdaptor},
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -4,9 +4,10 @@ use crate::two::Two;
 use crate::{alone, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    Communicator, CommunicatorId, CudaResource, Device, DeviceBuffer, DeviceResource, DeviceVec,
-    ErrorKind, Group, NcclResource, PoolResource, ReduceElement, ReduceOp, RegisteringAdaptor,
-    Result, Stream, VirtualResource,
+    Communicator, CudaResource, Device, DeviceBuffer, DeviceResource, DeviceVec, ErrorKind,
+    PoolResource, Result, Stream,
+    collective::{CommunicatorId, Group, ReduceElement, ReduceOp, RegisteringAdaptor},
+    mr::{NcclResource, VirtualResource},
 };
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -5,10 +5,15 @@ use aquifer::allocator_api2::alloc::Allocator;
 use aquifer::allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    OnStream, PinnedAlloc, PinnedResource, current_device_resource, current_pinned_resource,
-    last_error, reset_current_device_resource, reset_current_pinned_resource,
-    set_current_device_resource, set_current_pinned_resource,
+    CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PinnedAlloc,
+    mr::{
+        AsyncResource, OnStream, current_device_resource, reset_current_device_resource,
+        set_current_device_resource,
+    },
+    pinned::{
+        PinnedResource, current_pinned_resource, last_error, reset_current_pinned_resource,
+        set_current_pinned_resource,
+    },
 };
 use kernels::{add_one, kind};
 use std::alloc::Layout;

@@ -4,8 +4,12 @@ use crate::{alone, contract, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CurrentPinned, DataAlloc, DataHandler, DeviceVec, ErrorKind, MappedAlloc, PinnedResource,
-    last_error, reset_current_pinned_resource, set_current_pinned_resource, with_data_handler,
+    DeviceVec, ErrorKind, MappedAlloc,
+    nep49::{DataAlloc, DataHandler, with_data_handler},
+    pinned::{
+        CurrentPinned, PinnedResource, last_error, reset_current_pinned_resource,
+        set_current_pinned_resource,
+    },
 };
 use std::ffi::c_void;
 

@@ -1,7 +1,10 @@
 //! What pools of the driver give back, by the free memory of the whole device.
 
 use crate::{alone, support};
-use aquifer::{AsyncResource, DeviceResource, StackText};
+use aquifer::{
+    DeviceResource,
+    mr::{AsyncResource, StackText},
+};
 
 const MIB: usize = 1 << 20;
 

@@ -4,7 +4,7 @@ use crate::{alone, support};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::boxed::Box as AllocBox;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::{DeviceVec, MappedAlloc, PinnedAlloc, PinnedResource};
+use aquifer::{DeviceVec, MappedAlloc, PinnedAlloc, pinned::PinnedResource};
 use hashbrown::{HashMap, HashSet};
 use std::collections::hash_map::RandomState;
 use std::fmt::Debug;

@@ -7,8 +7,8 @@ use crate::support;
 use crate::two::Two;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
-    Communicator, CommunicatorId, CudaResource, Device, DeviceVec, ErrorKind, Group, PoolResource,
-    ReduceOp, RegisteringAdaptor, Stream,
+    Communicator, CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Stream,
+    collective::{CommunicatorId, Group, ReduceOp, RegisteringAdaptor},
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -503,7 +503,7 @@ fn memory_that_is_freed_is_reported_and_brings_nothing() {
     let gone = DeviceVec::from_slice_in(&streams[0], &[1.0_f32; 4], plain.clone()).unwrap();
     // SAFETY: wrong on purpose: another vector of the same memory, which is freed first.
     let mut stolen = unsafe {
-        DeviceVec::<f32>::from_raw_parts(aquifer::DeviceVecParts {
+        DeviceVec::<f32>::from_raw_parts(aquifer::container::DeviceVecParts {
             stream: streams[0].clone(),
             block: aquifer::DeviceBlock::new(gone.as_device_ptr(), 16, gone.as_device_ptr()),
             length: 4,

@@ -9,9 +9,10 @@ use crate::alone;
 use crate::support;
 use crate::two::Two;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceBox, DeviceBuffer, DeviceLayout, DeviceResource,
-    DeviceScalar, DeviceVec, ErrorKind, PoolResource, Result, Stream, current_device_resource,
-    set_current_device_resource,
+    CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceResource, DeviceScalar,
+    DeviceVec, ErrorKind, PoolResource, Result, Stream,
+    container::DeviceBox,
+    mr::{current_device_resource, set_current_device_resource},
 };
 use std::sync::{Arc, Mutex};
 
@@ -219,7 +220,7 @@ fn each_device_has_a_pool_of_its_own() {
     let foreign = DeviceBuffer::zeroed_in(&streams[1], 8, Arc::new(pools[0].clone()));
     assert_eq!(foreign.unwrap_err().kind(), ErrorKind::WrongDevice);
     for device in [&both.one, &both.two] {
-        aquifer::reset_current_device_resource(device);
+        aquifer::mr::reset_current_device_resource(device);
     }
     drop(pools);
     drop(streams);

@@ -4,7 +4,10 @@ use crate::{alone, support};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
-use aquifer::{Device, DeviceVec, ErrorKind, PinnedPool, PinnedResource, Registered};
+use aquifer::{
+    Device, DeviceVec, ErrorKind,
+    pinned::{PinnedPool, PinnedResource, Registered},
+};
 use std::alloc::Layout;
 
 const LENGTH: usize = 1000;

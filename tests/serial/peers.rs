@@ -4,8 +4,8 @@ use crate::two::Two;
 use crate::{alone, kernels, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, DeviceResource, DeviceVec, ErrorKind, ManagedResource,
-    PoolResource, StatisticsAdaptor, Stream, SystemResource, VirtualResource,
+    CudaResource, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream,
+    mr::{AsyncResource, ManagedResource, StatisticsAdaptor, SystemResource, VirtualResource},
 };
 use std::sync::Arc;
 
@@ -205,7 +205,8 @@ fn devices_that_do_not_reach_each_other_say_so_and_copy_all_the_same() {
         assert!(!resource.has_peer_access(&two));
     }
     // A resource that hands out memory of the host has none to reach.
-    let error = aquifer::PinnedResource::new(&one).unwrap().enable_peer_access(&two).unwrap_err();
+    let error =
+        aquifer::pinned::PinnedResource::new(&one).unwrap().enable_peer_access(&two).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     for pool in [Arc::new(pool) as Arc<dyn DeviceResource>, Arc::new(mapped_pool)] {
         let vec = DeviceVec::from_slice_in(&here, &[1_u32, 2, 3], pool).unwrap();
@@ -264,7 +265,7 @@ fn an_unordered_use_across_devices_is_reported() {
         let mut copy = DeviceVec::<u32>::zeroed(&there, 100).unwrap();
         // SAFETY: wrong on purpose: the address is used on a stream that waits for nothing.
         let stolen = unsafe {
-            DeviceVec::<u32>::from_raw_parts(aquifer::DeviceVecParts {
+            DeviceVec::<u32>::from_raw_parts(aquifer::container::DeviceVecParts {
                 stream: there.clone(),
                 block: aquifer::DeviceBlock::new(vec.as_device_ptr(), 400, 0),
                 length: 100,

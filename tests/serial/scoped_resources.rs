@@ -3,8 +3,11 @@
 use crate::{alone, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceResource, DeviceVec, WithDeviceResource, current_device_resource,
-    reset_current_device_resource, set_current_device_resource, with_device_resource,
+    CudaResource, Device, DeviceResource, DeviceVec,
+    mr::{
+        WithDeviceResource, current_device_resource, reset_current_device_resource,
+        set_current_device_resource, with_device_resource,
+    },
 };
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};

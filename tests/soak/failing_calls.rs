@@ -2,7 +2,10 @@
 
 use crate::player::{Expected, Given, Player};
 use crate::shared::{Item, Step, lock, unexpected};
-use aquifer::{AsyncResource, CudaResource, DeviceLayout, DeviceResource, VirtualResource};
+use aquifer::{
+    CudaResource, DeviceLayout, DeviceResource,
+    mr::{AsyncResource, VirtualResource},
+};
 use std::sync::atomic::Ordering;
 
 /// A call, and the code that it fails with.

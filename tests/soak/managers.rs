@@ -7,9 +7,12 @@
 use crate::player::Player;
 use crate::shared::{Failure, Shared, Step, lock, unexpected};
 use aquifer::{
-    DeferCleanup, Device, DeviceBlock, DeviceLayout, DeviceMemoryManager, DeviceResource,
-    ErrorKind, HostOnly, MemoryInfo, MemoryManager, MemoryPointer, PendingDeallocations,
-    ResourceMemoryManager, Result, Stream,
+    Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, Result, Stream,
+    device::MemoryInfo,
+    nbep7::{
+        DeferCleanup, DeviceMemoryManager, HostOnly, MemoryManager, MemoryPointer,
+        PendingDeallocations, ResourceMemoryManager,
+    },
 };
 use std::collections::HashMap;
 use std::fmt;

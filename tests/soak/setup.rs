@@ -5,8 +5,8 @@ use crate::random::Random;
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, Handles, MissPolicy, MissStep,
-    PoolResource, Result, VirtualResource,
+    CudaResource, Device, DeviceResource, PoolResource, Result,
+    mr::{AsyncResource, Handles, MissPolicy, MissStep, VirtualResource},
 };
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::setup::{Pool, Setup};
 use crate::waits::Waits;
 use aquifer::sim::Simulator;
-use aquifer::{Device, DeviceResource, DeviceVec, Error, Event, PoolStatistics, Stream};
+use aquifer::{Device, DeviceResource, DeviceVec, Error, Event, Stream, mr::PoolStatistics};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 

@@ -3,7 +3,7 @@
 
 use crate::player::Player;
 use crate::shared::{Item, Step, lock, unexpected};
-use aquifer::{DeviceVec, ErrorKind, IpcHandle, Stream, with_device_resource};
+use aquifer::{DeviceVec, ErrorKind, Stream, ipc::IpcHandle, mr::with_device_resource};
 use std::sync::atomic::Ordering;
 
 /// Fails at the first element that is another one.

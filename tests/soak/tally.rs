@@ -1,7 +1,7 @@
 //! What has to happen in the programs of this soak.
 
 use crate::counts::{Floor, Tally};
-use aquifer::PoolStatistics;
+use aquifer::mr::PoolStatistics;
 
 /// What has to happen at least once in so many programs. Far below what does happen: a floor is for
 /// a soak that has gone blind.

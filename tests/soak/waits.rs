@@ -6,8 +6,8 @@ use crate::player::Player;
 use crate::random::Random;
 use crate::shared::{Alive, Current, Failure, Shared, Step, lock, unexpected};
 use aquifer::{
-    CallbackResource, DeviceLayout, DeviceResource, Error, ErrorKind, HostBuffer, PoolResource,
-    Stream,
+    DeviceLayout, DeviceResource, Error, ErrorKind, PoolResource, Stream, mr::CallbackResource,
+    pinned::HostBuffer,
 };
 use std::cell::Cell;
 use std::ptr::NonNull;

@@ -6,7 +6,7 @@ pub mod foreign;
 
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    BackendKind, CheckedDevice, Device, DeviceBlock, DeviceLayout, DeviceResource, Stream,
+    CheckedDevice, Device, DeviceBlock, DeviceLayout, DeviceResource, Stream, device::BackendKind,
 };
 use std::io::Write;
 use std::process::Command;

@@ -8,7 +8,7 @@
 
 use crate::status::{Failure, Result, aquifer_status};
 use crate::table::call;
-use aquifer_rs::{DataHandler, RawDataHandler};
+use aquifer_rs::nep49::{DataHandler, RawDataHandler};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};

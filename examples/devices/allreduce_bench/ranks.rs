@@ -4,8 +4,9 @@ use crate::Plan;
 use crate::baseline::{self, Baseline, UniqueId};
 use crate::output::Outcome;
 use aquifer::{
-    Communicator, CommunicatorId, CudaResource, Device, DeviceResource, DeviceVec, NcclResource,
-    PoolResource, ReduceOp, RegisteringAdaptor,
+    Communicator, CudaResource, Device, DeviceResource, DeviceVec, PoolResource,
+    collective::{CommunicatorId, ReduceOp, RegisteringAdaptor},
+    mr::NcclResource,
 };
 use std::collections::BTreeMap;
 use std::sync::Barrier;

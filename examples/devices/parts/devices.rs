@@ -2,7 +2,7 @@
 
 use crate::output::Outcome;
 use aquifer::sim::SimConfig;
-use aquifer::{BackendKind, Device, Result};
+use aquifer::{Device, Result, device::BackendKind};
 use std::num::NonZeroUsize;
 
 /// Simulated devices that are taken unless told otherwise.

@@ -59,7 +59,7 @@ mod turns;
 mod waits;
 
 use account::{Account, Accounted};
-use aquifer::{LogFormat, LoggingAdaptor};
+use aquifer::mr::{LogFormat, LoggingAdaptor};
 use aquifer_replay::engine::replay;
 use aquifer_replay::plan::Plan;
 use aquifer_replay::read::{Format, read};

@@ -6,11 +6,11 @@ use std::fmt;
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// The kinds of a [`Misuse`] that a [`CheckedAdaptor`](crate::CheckedAdaptor) finds. Later versions may
+/// The kinds of a [`Misuse`] that a [`CheckedAdaptor`](crate::mr::CheckedAdaptor) finds. Later versions may
 /// add more.
 ///
 /// ```
-/// use aquifer::MisuseKind;
+/// use aquifer::mr::MisuseKind;
 ///
 /// assert!(MisuseKind::DoubleFree.is_refused());
 /// assert!(!MisuseKind::WrongStream.is_refused());
@@ -29,7 +29,7 @@ pub enum MisuseKind {
     /// The block was freed on a stream of another device. It stays allocated.
     WrongDevice,
     /// The block was freed on another stream than it was allocated on, with
-    /// [`require_same_stream`](crate::CheckedOptions::require_same_stream).
+    /// [`require_same_stream`](crate::mr::CheckedOptions::require_same_stream).
     WrongStream,
     /// The upstream handed out an address that was not freed here: it was freed past the adaptor, or
     /// the upstream is broken.
@@ -47,7 +47,7 @@ impl MisuseKind {
 /// One call on a block: its arguments, thread and time.
 ///
 /// ```
-/// use aquifer::BlockUse;
+/// use aquifer::mr::BlockUse;
 ///
 /// fn place(known: &BlockUse) -> (u64, usize) {
 ///     (known.address(), known.bytes())
@@ -105,7 +105,10 @@ impl fmt::Display for BlockUse {
 /// RMM has no counterpart: its resources trust each pointer, size and stream that they get.
 ///
 /// ```
-/// use aquifer::{CheckedAdaptor, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, MisuseKind};
+/// use aquifer::{
+///     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource,
+///     mr::{CheckedAdaptor, MisuseKind},
+/// };
 /// use std::sync::{Arc, Mutex};
 ///
 /// let device = Device::detect_or_simulate()?;

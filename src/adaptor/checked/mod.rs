@@ -43,7 +43,7 @@ const POISON: u8 = 0xDD;
 /// no counterpart: its resources trust the pointer, the size and the stream.
 ///
 /// ```
-/// use aquifer::{CheckedAdaptor, CudaResource, Device, DeviceVec, PoolResource};
+/// use aquifer::{CudaResource, Device, DeviceVec, PoolResource, mr::CheckedAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
@@ -77,7 +77,7 @@ struct CheckedRules {
 /// The options of a [`CheckedAdaptor`].
 ///
 /// ```
-/// use aquifer::{CheckedAdaptor, CudaResource, Device};
+/// use aquifer::{CudaResource, Device, mr::CheckedAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let checked = CheckedAdaptor::builder(CudaResource::new(&device))

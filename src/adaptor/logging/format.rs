@@ -32,7 +32,7 @@ pub enum LogFormat {
     /// Start, End: seconds since the adaptor was built; Elapsed: their difference, the duration of the
     /// upstream's call. The row of a free has neither End nor Elapsed if the free has not returned when
     /// the log is flushed, or when 65 536 rows wait for it. Location: `file:line`, with
-    /// [`locations`](crate::LoggingOptions::locations).
+    /// [`locations`](crate::mr::LoggingOptions::locations).
     Events,
 }
 

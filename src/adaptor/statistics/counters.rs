@@ -16,10 +16,10 @@ pub struct Counter {
     pub total: i64,
 }
 
-/// Counters of bytes and of blocks, as a [`StatisticsAdaptor`](crate::StatisticsAdaptor) gives them.
+/// Counters of bytes and of blocks, as a [`StatisticsAdaptor`](crate::mr::StatisticsAdaptor) gives them.
 ///
 /// ```
-/// use aquifer::Counters;
+/// use aquifer::mr::Counters;
 ///
 /// let none = Counters::default();
 /// assert_eq!((none.bytes.peak, none.allocations.total), (0, 0));

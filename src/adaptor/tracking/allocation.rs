@@ -8,12 +8,12 @@ use std::fmt;
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// An allocation that a [`TrackingAdaptor`](crate::TrackingAdaptor) has not seen freed.
+/// An allocation that a [`TrackingAdaptor`](crate::mr::TrackingAdaptor) has not seen freed.
 ///
 /// RMM's is a size and a text of at most 64 frames, without thread, time or stream.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, TrackingAdaptor};
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::TrackingAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;

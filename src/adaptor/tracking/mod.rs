@@ -35,7 +35,7 @@ use table::{BadFree, TrackingTable};
 /// order.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, PoolResource, CudaResource, TrackingAdaptor};
+/// use aquifer::{CudaResource, Device, DeviceVec, PoolResource, mr::TrackingAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
@@ -65,7 +65,7 @@ adaptor!(TrackingAdaptor, state.upstream, backtraces);
 /// The options of a [`TrackingAdaptor`].
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, TrackingAdaptor};
+/// use aquifer::{CudaResource, Device, mr::TrackingAdaptor};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let options = TrackingAdaptor::builder(CudaResource::new(&device)).capture_backtraces(true);

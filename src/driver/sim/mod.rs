@@ -24,7 +24,7 @@
 //! - A copy of pageable memory cannot be captured, nor an allocation in stream order.
 //! - A driver's pool caches no memory.
 //! - The default pool of a device ends with its last vector, unless the handle of
-//!   [`default_device_pool`](crate::default_device_pool) is kept: the memory goes back to the driver, the counts are
+//!   [`default_device_pool`](crate::mr::default_device_pool) is kept: the memory goes back to the driver, the counts are
 //!   gone, and the next vector makes another pool, by a driver call. Its end orders no work of the program's.
 //! - Managed memory stays at the host. It takes none of the device's memory, and may be as much as the device and
 //!   the machine have together.
@@ -36,7 +36,7 @@
 //! - A launch is refused where a buffer that it writes overlaps another argument: the host form would get two
 //!   references to it.
 //! - Ranks of a communicator are in one process, and what they call is compared. A call that waits for a rank gives it up
-//!   after [`rank_timeout`](SimConfig::rank_timeout). What [`NcclResource`](crate::NcclResource) has is plain memory.
+//!   after [`rank_timeout`](SimConfig::rank_timeout). What [`NcclResource`](crate::mr::NcclResource) has is plain memory.
 //! - Dropping a device runs its queues.
 //! - With [`Schedule::OnDemand`], queued operations run on the threads that wait for them, host forms among
 //!   them: inside of `await`, on the thread that polls the future. A host form that waits for another task
@@ -57,7 +57,7 @@
 //! - The PTX does something else than the host form, or is faulty in another way than a launch shows.
 //! - A kernel does not write all bytes that it declares as output.
 //! - Threads of one launch race with each other: the host form is called once for all of them.
-//! - A resource of your own hands out memory again, or a [`PinnedPool`](crate::PinnedPool): to the device it
+//! - A resource of your own hands out memory again, or a [`PinnedPool`](crate::pinned::PinnedPool): to the device it
 //!   is one block, and counts as written.
 //! - An address that was freed and handed out again is used by its former owner: it is the new owner's.
 //! - A stream was dropped, and a pool has asked whether its last work is done: all that comes then counts as ordered
@@ -75,8 +75,8 @@
 //! - Memory in a bin or a block of a fixed size is used past what was asked: the whole block is the owner's.
 //!
 //! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the *detected* device. For page-locked memory
-//! of a simulated one, use [`PinnedResource::new`](crate::PinnedResource::new) with it, or make that
-//! [current](crate::set_current_pinned_resource).
+//! of a simulated one, use [`PinnedResource::new`](crate::pinned::PinnedResource::new) with it, or make that
+//! [current](crate::pinned::set_current_pinned_resource).
 
 // Each part imports only parts above it in this list, but for `calls/` and `driver`: the driver begins
 // each call, and the calls are methods of it.

@@ -180,7 +180,7 @@ impl Simulator {
     }
 
     /// Blocks of ordinary host memory that the device reaches, of a
-    /// [`SystemResource`](crate::SystemResource), that are not freed.
+    /// [`SystemResource`](crate::mr::SystemResource), that are not freed.
     pub fn pageable_blocks(&self) -> usize {
         self.blocks(|kind| kind == BlockKind::Pageable).0
     }

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 ///
 /// Each container carries the handler that it was made with, which serves it and frees it, on whatever thread,
 /// whatever is current then, and also where the program has dropped its own handle. A clone carries the same one.
-/// A failure is an `AllocError`, whose reason is in [`last_error`](crate::last_error).
+/// A failure is an `AllocError`, whose reason is in [`last_error`](crate::pinned::last_error).
 ///
 /// Containers ask the handler for nothing where they have no bytes. `grow` and `shrink` are its `realloc`, and
 /// zeroed memory is its `calloc`. An alignment above the handler's (16 bytes for most, on 64-bit systems) takes so
@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{DataAlloc, DataHandler, set_data_handler};
+/// use aquifer::nep49::{DataAlloc, DataHandler, set_data_handler};
 ///
 /// set_data_handler(Some(DataHandler::aligned(64)?));
 /// let mut vec: Vec<u32, _> = Vec::new_in(DataAlloc::current());
@@ -37,7 +37,7 @@ pub struct DataAlloc {
 }
 
 impl DataAlloc {
-    /// With the [current handler](crate::current_data_handler).
+    /// With the [current handler](crate::nep49::current_data_handler).
     pub fn current() -> Self {
         Self::new(current_data_handler())
     }
@@ -113,7 +113,7 @@ unsafe fn noted_start(block: NonNull<u8>) -> NonNull<u8> {
     unsafe { note.read() }
 }
 
-/// With the [current handler](crate::current_data_handler).
+/// With the [current handler](crate::nep49::current_data_handler).
 impl Default for DataAlloc {
     fn default() -> Self {
         Self::current()

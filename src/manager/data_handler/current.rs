@@ -54,7 +54,7 @@ fn with_slot<R>(body: impl FnOnce(&mut Option<DataHandler>) -> R) -> Option<R> {
 /// itself.
 ///
 /// ```
-/// use aquifer::{DataHandler, current_data_handler, with_data_handler};
+/// use aquifer::nep49::{DataHandler, current_data_handler, with_data_handler};
 ///
 /// let handler = DataHandler::aligned(64)?;
 /// with_data_handler(handler.clone(), || {
@@ -83,7 +83,7 @@ pub fn current_data_handler() -> DataHandler {
 /// function may set one, too, which shows when the function has returned.
 ///
 /// ```
-/// use aquifer::{DataHandler, data_handler_name, set_data_handler};
+/// use aquifer::nep49::{DataHandler, data_handler_name, set_data_handler};
 ///
 /// let before = set_data_handler(Some(DataHandler::aligned(64)?));
 /// assert_eq!(data_handler_name(), "aquifer_aligned_64");
@@ -97,10 +97,10 @@ pub fn set_data_handler(handler: Option<DataHandler>) -> DataHandler {
 }
 
 /// The name of the [current handler](current_data_handler): NEP 49's `get_handler_name()`. That of a container
-/// is [`DataAlloc::handler_name`](crate::DataAlloc::handler_name).
+/// is [`DataAlloc::handler_name`](crate::nep49::DataAlloc::handler_name).
 ///
 /// ```
-/// assert_eq!(aquifer::data_handler_name(), "aquifer_default");
+/// assert_eq!(aquifer::nep49::data_handler_name(), "aquifer_default");
 /// ```
 pub fn data_handler_name() -> String {
     current_data_handler().name().to_owned()
@@ -109,7 +109,7 @@ pub fn data_handler_name() -> String {
 /// The version of the [current handler](current_data_handler): NEP 49's `get_handler_version()`.
 ///
 /// ```
-/// assert_eq!(aquifer::data_handler_version(), 1);
+/// assert_eq!(aquifer::nep49::data_handler_version(), 1);
 /// ```
 pub fn data_handler_version() -> u8 {
     current_data_handler().version()
@@ -120,17 +120,17 @@ pub fn data_handler_version() -> u8 {
 /// Scopes nest. What was current before is current again when `body` returns or unwinds, also where `body`
 /// [set](set_data_handler) another. Other threads do not see it. A container that was made inside keeps the
 /// handler and may outlive the scope. For a task that may move between threads, see [`WithDataHandler`]; what
-/// [`with_device_resource`](crate::with_device_resource) says of coroutines holds here, too.
+/// [`with_device_resource`](crate::mr::with_device_resource) says of coroutines holds here, too.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{DataAlloc, DataHandler, with_data_handler};
+/// use aquifer::nep49::{DataAlloc, DataHandler, with_data_handler};
 ///
 /// let vec: Vec<u8, _> = with_data_handler(DataHandler::aligned(64)?, || {
 ///     Vec::with_capacity_in(10, DataAlloc::current())
 /// });
 /// assert_eq!(vec.allocator().handler_name(), "aquifer_aligned_64");
-/// assert_eq!(aquifer::data_handler_name(), "aquifer_default");
+/// assert_eq!(aquifer::nep49::data_handler_name(), "aquifer_default");
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub fn with_data_handler<R>(handler: DataHandler, body: impl FnOnce() -> R) -> R {
@@ -145,7 +145,7 @@ pub fn with_data_handler<R>(handler: DataHandler, body: impl FnOnce() -> R) -> R
 /// have a copy of their parent's context.
 ///
 /// ```
-/// use aquifer::{DataHandler, WithDataHandler, data_handler_name};
+/// use aquifer::nep49::{DataHandler, WithDataHandler, data_handler_name};
 /// use std::pin::pin;
 /// use std::task::{Context, Poll, Waker};
 ///

@@ -13,7 +13,7 @@ pub(super) const MALLOC_ALIGNMENT: usize = 2 * size_of::<usize>();
 const NO_TEXT: &str = "it threw no text";
 
 /// The functions of a data handler, as NEP 49 has them, for a handler that needs to see each call. Where an
-/// allocator is at hand, [`DataHandler::new`](crate::DataHandler::new) makes the functions.
+/// allocator is at hand, [`DataHandler::new`](crate::nep49::DataHandler::new) makes the functions.
 ///
 /// Any thread may call them, several at once. While one runs, the default handler is current on its
 /// thread: a function that allocates from the current handler does not come back to itself. A function must
@@ -25,7 +25,9 @@ const NO_TEXT: &str = "it threw no text";
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{DataAlloc, DataHandler, Error, ErrorKind, HandlerFunctions, set_data_handler};
+/// use aquifer::{
+///     Error, ErrorKind, nep49::{DataAlloc, DataHandler, HandlerFunctions, set_data_handler},
+/// };
 /// use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, realloc};
 /// use std::ptr::NonNull;
 /// use std::sync::Arc;
@@ -136,7 +138,7 @@ pub unsafe trait HandlerFunctions: Send + Sync + 'static {
     /// # Errors
     ///
     /// Whatever keeps it from having one; [`ErrorKind::OutOfMemory`] where there is no room. For a C program
-    /// that is a null pointer, and [`last_error`](crate::last_error) on the same thread has the error.
+    /// that is a null pointer, and [`last_error`](crate::pinned::last_error) on the same thread has the error.
     fn malloc(&self, bytes: usize) -> Result<NonNull<u8>>;
 
     /// A block of `count` elements of `bytes` bytes each, all zero. Without an implementation of its own, a block

@@ -14,8 +14,8 @@ use std::ptr::NonNull;
 /// `realloc` and `free`, over one context.
 ///
 /// A handle: clones are the same handler, which ends with the last of them and of the containers that were made
-/// with it. [`set_data_handler`](crate::set_data_handler) makes it the current one of a thread or of a task;
-/// [`DataAlloc`](crate::DataAlloc) allocates with it; [`as_raw`](Self::as_raw) shows its table of 168 bytes to a C
+/// with it. [`set_data_handler`](crate::nep49::set_data_handler) makes it the current one of a thread or of a task;
+/// [`DataAlloc`](crate::nep49::DataAlloc) allocates with it; [`as_raw`](Self::as_raw) shows its table of 168 bytes to a C
 /// program, such as NumPy, whose `PyDataMem_SetHandler` takes a capsule of it.
 ///
 /// | handler | memory |
@@ -32,7 +32,7 @@ use std::ptr::NonNull;
 /// ```
 /// use allocator_api2::alloc::Global;
 /// use allocator_api2::vec::Vec;
-/// use aquifer::{DataAlloc, DataHandler, set_data_handler};
+/// use aquifer::nep49::{DataAlloc, DataHandler, set_data_handler};
 ///
 /// let before = set_data_handler(Some(DataHandler::new("mine", Global)?));
 /// let mut vec: Vec<u32, _> = Vec::new_in(DataAlloc::current());
@@ -60,7 +60,7 @@ impl DataHandler {
     /// 1 KiB or more, which is aligned to 64 bytes. So it finds a block whatever size `free` is given.
     ///
     /// ```
-    /// use aquifer::{DataHandler, Device, PinnedPool, PinnedResource};
+    /// use aquifer::{Device, nep49::DataHandler, pinned::{PinnedPool, PinnedResource}};
     ///
     /// let pool = PinnedPool::new(PinnedResource::new(&Device::detect_or_simulate()?)?)?;
     /// let handler = DataHandler::new("pool_of_mine", pool)?;
@@ -109,7 +109,7 @@ impl DataHandler {
     /// immortal; here they need not be.
     ///
     /// ```
-    /// use aquifer::{DataAlloc, DataHandler, ErrorKind, RawDataHandler};
+    /// use aquifer::{ErrorKind, nep49::{DataAlloc, DataHandler, RawDataHandler}};
     /// use allocator_api2::vec::Vec;
     ///
     /// // Stands for the table of a C program.
@@ -188,12 +188,12 @@ impl DataHandler {
     ///   `realloc(null)` is `malloc`; `free(null)` does nothing.
     /// - `free` takes any size: the ready handlers and those of an allocator find the block by its address.
     /// - `calloc` returns null where the product overflows, and zeroed memory otherwise.
-    /// - An error is null, and [`last_error`](crate::last_error) on the same thread has its text. Nothing unwinds.
-    /// - Blocks that [`DataAlloc`](crate::DataAlloc) made with the handler at an alignment of up to 16 bytes, and
+    /// - An error is null, and [`last_error`](crate::pinned::last_error) on the same thread has its text. Nothing unwinds.
+    /// - Blocks that [`DataAlloc`](crate::nep49::DataAlloc) made with the handler at an alignment of up to 16 bytes, and
     ///   blocks of these functions, are one kind.
     ///
     /// ```
-    /// use aquifer::DataHandler;
+    /// use aquifer::nep49::DataHandler;
     ///
     /// let handler = DataHandler::default();
     /// let functions = handler.as_raw().allocator;
@@ -214,7 +214,7 @@ impl DataHandler {
     /// calls [`from_raw_handle`](Self::from_raw_handle).
     ///
     /// ```
-    /// use aquifer::DataHandler;
+    /// use aquifer::nep49::DataHandler;
     ///
     /// let table = DataHandler::default().into_raw();
     /// // SAFETY: the table stays until the handle is taken back.

@@ -30,12 +30,12 @@ pub struct RawDataAllocator {
 
 /// A named, versioned handler as C has it: NumPy's `PyDataMem_Handler`, of 168 bytes where pointers have 8.
 ///
-/// [`DataHandler::as_raw`](crate::DataHandler::as_raw) shows one to a C program, and
-/// [`DataHandler::from_raw`](crate::DataHandler::from_raw) takes one from it. NumPy gives `free` a size other
+/// [`DataHandler::as_raw`](crate::nep49::DataHandler::as_raw) shows one to a C program, and
+/// [`DataHandler::from_raw`](crate::nep49::DataHandler::from_raw) takes one from it. NumPy gives `free` a size other
 /// than the block's where the shape of an array has a zero, so a handler finds a block by its address.
 ///
 /// ```
-/// use aquifer::{DataHandler, RawDataHandler};
+/// use aquifer::nep49::{DataHandler, RawDataHandler};
 /// use std::mem::offset_of;
 ///
 /// # #[cfg(target_pointer_width = "64")]
@@ -78,7 +78,7 @@ impl RawDataHandler {
     /// A handler of version [`VERSION`](Self::VERSION).
     ///
     /// ```
-    /// use aquifer::{DataHandler, RawDataHandler};
+    /// use aquifer::nep49::{DataHandler, RawDataHandler};
     ///
     /// let functions = DataHandler::default().as_raw().allocator;
     /// let renamed = RawDataHandler::new("renamed", functions)?;

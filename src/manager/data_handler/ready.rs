@@ -40,7 +40,7 @@ static PINNED: LazyLock<DataHandler> = LazyLock::new(|| DataHandler::pinned_from
 /// set, and there is one in the process.
 ///
 /// ```
-/// use aquifer::{DataHandler, current_data_handler};
+/// use aquifer::nep49::{DataHandler, current_data_handler};
 ///
 /// assert_eq!(current_data_handler(), DataHandler::default());
 /// ```
@@ -60,7 +60,7 @@ impl DataHandler {
     ///
     /// ```
     /// use allocator_api2::vec::Vec;
-    /// use aquifer::{DataAlloc, DataHandler, Device, MappedAlloc, with_data_handler};
+    /// use aquifer::{Device, MappedAlloc, nep49::{DataAlloc, DataHandler, with_data_handler}};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let array: Vec<f32, DataAlloc> = with_data_handler(DataHandler::pinned(), || {
@@ -81,7 +81,7 @@ impl DataHandler {
     /// for 0. The handler's header of 16 or 64 bytes counts.
     ///
     /// ```
-    /// use aquifer::DataHandler;
+    /// use aquifer::nep49::DataHandler;
     ///
     /// let all = DataHandler::pinned_from(0);
     /// assert_eq!(all.name(), "aquifer_pinned");
@@ -98,7 +98,7 @@ impl DataHandler {
     ///
     /// ```
     /// use allocator_api2::vec::Vec;
-    /// use aquifer::{DataAlloc, DataHandler};
+    /// use aquifer::nep49::{DataAlloc, DataHandler};
     ///
     /// let mut vec = Vec::new_in(DataAlloc::new(DataHandler::aligned(64)?));
     /// vec.push(1_u8);
@@ -129,7 +129,7 @@ impl DataHandler {
     /// where it has no huge page at hand, and at the end of a block. A smaller block is the heap's.
     ///
     /// ```
-    /// use aquifer::{DataHandler, ErrorKind};
+    /// use aquifer::{ErrorKind, nep49::DataHandler};
     ///
     /// match DataHandler::huge_pages() {
     ///     Ok(handler) => assert_eq!(handler.name(), "aquifer_huge_pages"),
@@ -157,7 +157,7 @@ impl DataHandler {
     /// touched, Linux ends a process: it takes no page of another node. A smaller block is the heap's.
     ///
     /// ```
-    /// use aquifer::DataHandler;
+    /// use aquifer::nep49::DataHandler;
     ///
     /// // A machine without NUMA, and a container that may not ask, has an error.
     /// if let Ok(handler) = DataHandler::numa(0) {

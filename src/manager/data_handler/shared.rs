@@ -77,7 +77,7 @@ impl SharedHandler {
     ///
     /// # Safety
     ///
-    /// As [`DataHandler::from_raw`](crate::DataHandler::from_raw); the name is that of `raw`.
+    /// As [`DataHandler::from_raw`](crate::nep49::DataHandler::from_raw); the name is that of `raw`.
     pub(super) unsafe fn of_c(
         raw: RawDataHandler,
         name: String,
@@ -186,7 +186,7 @@ fn missing(name: &str, function: &'static str) -> Error {
         .with_advice("give all four functions: malloc, calloc, realloc and free")
 }
 
-/// For C: null where there is an error, which [`last_error`](crate::last_error) has then.
+/// For C: null where there is an error, which [`last_error`](crate::pinned::last_error) has then.
 fn or_null(body: impl FnOnce() -> Result<NonNull<u8>>) -> *mut c_void {
     catch_panic_and_error(body).map_or(null_mut(), |block| block.as_ptr().cast())
 }
@@ -194,7 +194,7 @@ fn or_null(body: impl FnOnce() -> Result<NonNull<u8>>) -> *mut c_void {
 /// # Safety
 ///
 /// `ctx` is that of a table of `of_rust` (INV-1), of which a handle lives: the promise of
-/// [`DataHandler::as_raw`](crate::DataHandler::as_raw).
+/// [`DataHandler::as_raw`](crate::nep49::DataHandler::as_raw).
 unsafe fn of_ctx<'a>(ctx: *mut c_void) -> &'a SharedHandler {
     // SAFETY: the caller's promise. It is only ever shared.
     unsafe { &*ctx.cast() }

@@ -97,7 +97,9 @@ impl IpcHandle {
     /// process finds memory that is still written. As [`DeviceVec::ipc_handle`](crate::DeviceVec::ipc_handle).
     ///
     /// ```
-    /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, IpcHandle, sim::SimConfig};
+    /// use aquifer::{
+    ///     CudaResource, Device, DeviceLayout, DeviceResource, ipc::IpcHandle, sim::SimConfig,
+    /// };
     ///
     /// let device = Device::simulated(SimConfig::default());
     /// let (stream, plain) = (device.new_stream()?, CudaResource::new(&device));

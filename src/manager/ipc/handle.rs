@@ -11,7 +11,7 @@ use std::fmt;
 pub enum IpcKind {
     /// By the handle alone: memory that came from `cuMemAlloc` (`CUipcMemHandle`).
     Plain,
-    /// By the [`IpcPool`](crate::IpcPool) that it is of, whose descriptor goes over a Unix socket
+    /// By the [`IpcPool`](crate::ipc::IpcPool) that it is of, whose descriptor goes over a Unix socket
     /// (`CUmemPoolPtrExportData`).
     Pool,
 }
@@ -41,9 +41,9 @@ impl IpcKind {
 /// | memory of | handle |
 /// |---|---|
 /// | [`CudaResource`](crate::CudaResource), adaptors over it, and pools over it that take blocks | [`IpcKind::Plain`] |
-/// | an [`AsyncResource`](crate::AsyncResource) that is [shareable](crate::AsyncOptions::shareable), and pools over it | [`IpcKind::Pool`] |
-/// | a pool on [handles](crate::Handles), [`VirtualResource`](crate::VirtualResource) | none: [`DeviceVec::send_to`](crate::DeviceVec::send_to) sends it over a Unix socket |
-/// | another driver pool, [`ManagedResource`](crate::ManagedResource), page-locked memory, [`SystemResource`](crate::SystemResource) | none: an error of [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) |
+/// | an [`AsyncResource`](crate::mr::AsyncResource) that is [shareable](crate::mr::AsyncOptions::shareable), and pools over it | [`IpcKind::Pool`] |
+/// | a pool on [handles](crate::mr::Handles), [`VirtualResource`](crate::mr::VirtualResource) | none: [`DeviceVec::send_to`](crate::DeviceVec::send_to) sends it over a Unix socket |
+/// | another driver pool, [`ManagedResource`](crate::mr::ManagedResource), page-locked memory, [`SystemResource`](crate::mr::SystemResource) | none: an error of [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) |
 ///
 /// A pool cuts many blocks from one allocation. To open one of them is to have the whole allocation in the other
 /// process: code there that leaves its block reads and writes the neighbours. CUDA does the same to small
@@ -64,7 +64,9 @@ impl IpcKind {
 /// process's.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, DeviceVec, Handles, IpcHandle, PoolResource, sim::SimConfig};
+/// use aquifer::{
+///     CudaResource, Device, DeviceVec, PoolResource, ipc::IpcHandle, mr::Handles, sim::SimConfig,
+/// };
 ///
 /// let device = Device::simulated(SimConfig::default());
 /// let stream = device.new_stream()?;
@@ -151,7 +153,7 @@ impl IpcHandle {
     /// The handle as bytes, which are the same on every machine.
     ///
     /// ```
-    /// use aquifer::{CudaResource, Device, DeviceVec, IpcHandle, sim::SimConfig};
+    /// use aquifer::{CudaResource, Device, DeviceVec, ipc::IpcHandle, sim::SimConfig};
     ///
     /// let device = Device::simulated(SimConfig::default());
     /// let plain = CudaResource::new(&device);
@@ -179,7 +181,7 @@ impl IpcHandle {
     /// The handle of such bytes. Whether there is memory behind it is seen when it is opened.
     ///
     /// ```
-    /// use aquifer::{ErrorKind, IpcHandle};
+    /// use aquifer::{ErrorKind, ipc::IpcHandle};
     ///
     /// let refused = IpcHandle::from_bytes(b"not a handle").unwrap_err();
     /// assert_eq!(refused.kind(), ErrorKind::InvalidArgument);

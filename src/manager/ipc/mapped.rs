@@ -59,10 +59,10 @@ impl<T: Pod> DeviceVec<T> {
     /// It waits until the other end has taken most of it: let the other process receive meanwhile. One vector at a time goes over a
     /// socket.
     ///
-    /// For mapped memory: of a [`VirtualResource`](crate::VirtualResource), and of a pool on
-    /// [handles](crate::Handles). Other memory goes by [`ipc_handle`](Self::ipc_handle). The other process gets the whole
+    /// For mapped memory: of a [`VirtualResource`](crate::mr::VirtualResource), and of a pool on
+    /// [handles](crate::mr::Handles). Other memory goes by [`ipc_handle`](Self::ipc_handle). The other process gets the whole
     /// handles, whose rest may be other vectors'. For what the processes owe each other see
-    /// [`IpcHandle`](crate::IpcHandle); but here the memory stays whole when its own process dies, and the other one keeps
+    /// [`IpcHandle`](crate::ipc::IpcHandle); but here the memory stays whole when its own process dies, and the other one keeps
     /// the device from getting it back. It cannot send it on: CUDA refuses that.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// ```
     /// # #[cfg(target_os = "linux")] {
-    /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource, sim::SimConfig};
+    /// use aquifer::{Device, DeviceVec, PoolResource, mr::VirtualResource, sim::SimConfig};
     /// use std::os::unix::net::UnixStream;
     ///
     /// let (here, there) = UnixStream::pair().unwrap();

@@ -32,7 +32,7 @@ impl IpcHandle {
     ///
     /// [`ErrorKind::WrongDevice`] if `stream` is of another device than the memory;
     /// [`ErrorKind::Unsupported`] for a simulated device of another process; [`ErrorKind::InvalidArgument`] for
-    /// memory of a driver pool, which [`IpcPool::open`](crate::IpcPool::open) opens, for a range that is not in the
+    /// memory of a driver pool, which [`IpcPool::open`](crate::ipc::IpcPool::open) opens, for a range that is not in the
     /// allocation, and for a `T` that does not fit its place; [`ErrorKind::LengthMismatch`] if the bytes are no
     /// whole number of `T`s; those of the driver, for memory that is gone and in the process that exported it.
     ///

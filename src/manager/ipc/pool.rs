@@ -26,7 +26,7 @@ const MAGIC: &[u8; 8] = b"AQ-POOL\x01";
 const POOL: Goods = Goods { what: "a pool of the driver", sender: "AsyncResource::send_to" };
 
 impl AsyncResource {
-    /// Sends a [shareable](crate::AsyncOptions::shareable) pool to the process at the other end of a socket, which
+    /// Sends a [shareable](crate::mr::AsyncOptions::shareable) pool to the process at the other end of a socket, which
     /// takes it by [`IpcPool::receive`]. Before any handle of the pool's memory. [`IpcPool`] has an example.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl AsyncResource {
 ///
 /// ```
 /// # #[cfg(target_os = "linux")] {
-/// use aquifer::{AsyncResource, Device, DeviceVec, IpcHandle, IpcPool, sim::SimConfig};
+/// use aquifer::{Device, DeviceVec, ipc::{IpcHandle, IpcPool}, mr::AsyncResource, sim::SimConfig};
 /// use std::os::unix::net::UnixStream;
 /// use std::sync::Arc;
 ///
@@ -131,7 +131,7 @@ impl IpcPool {
     /// of the driver.
     ///
     /// ```
-    /// use aquifer::{Device, ErrorKind, IpcPool, sim::SimConfig};
+    /// use aquifer::{Device, ErrorKind, ipc::IpcPool, sim::SimConfig};
     ///
     /// let device = Device::simulated(SimConfig::default());
     /// let refused = IpcPool::import(&device, &std::fs::File::open("/dev/null").unwrap());

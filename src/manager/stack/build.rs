@@ -29,7 +29,7 @@ impl StackText {
     /// Makes the resources on `device`, from the inside out.
     ///
     /// ```
-    /// use aquifer::{Device, ErrorKind, StackText};
+    /// use aquifer::{Device, ErrorKind, mr::StackText};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let text: StackText = "pool(cuda, max=1000) | statistics".parse()?;
@@ -43,7 +43,7 @@ impl StackText {
     ///
     /// Those of the builders, and of asking the device for its memory where the text has a part of it. Each
     /// names the resource or the adaptor and its column in the text as it was written, and has a
-    /// [`StackTextError`](crate::StackTextError) as its source where no call of the driver failed.
+    /// [`StackTextError`](crate::mr::StackTextError) as its source where no call of the driver failed.
     pub fn build(&self, device: &Device) -> Result<ResourceStack> {
         let Layers { first, others } = self.layers();
         let options = Options { layer: first, device };
@@ -69,7 +69,7 @@ impl ResourceStack {
     /// methods of what this returns reach what is inside of this one, too.
     ///
     /// ```
-    /// use aquifer::{Device, StackText};
+    /// use aquifer::{Device, mr::StackText};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let shared = "pool(cuda)".parse::<StackText>()?.build(&device)?;

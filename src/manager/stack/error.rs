@@ -15,13 +15,13 @@ const SHOWN_BEFORE: usize = 40;
 const SHOWN_OF_WORD: usize = 32;
 
 /// Where the text of a stack is wrong, and how: the source of the [`Error`] of
-/// [`StackText`](crate::StackText).
+/// [`StackText`](crate::mr::StackText).
 ///
 /// [`Display`](fmt::Display) has the column, the problem, the line of the text, and a caret below the place.
 /// The [`Error`] shows the same, and what to do about it.
 ///
 /// ```
-/// use aquifer::{StackText, StackTextError};
+/// use aquifer::mr::{StackText, StackTextError};
 /// use std::error::Error;
 ///
 /// let error = "pool(cuda, maxx=1GiB)".parse::<StackText>().unwrap_err();

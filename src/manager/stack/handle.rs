@@ -28,7 +28,7 @@ pub(super) type AnyResource = Arc<dyn DeviceResource>;
 /// The methods reach what is inside. Of two adaptors or pools of a kind they mean the outer one.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, StackText};
+/// use aquifer::{Device, DeviceVec, mr::StackText};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let text: StackText = "pool(cuda) | limiting(64MiB) | tracking | statistics".parse()?;
@@ -180,7 +180,7 @@ impl ResourceStack {
     /// what is inside of these, in their order.
     ///
     /// ```
-    /// use aquifer::{BinningResource, Device, ResourceStack, StackText};
+    /// use aquifer::{Device, mr::{BinningResource, ResourceStack, StackText}};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let pool = "pool(cuda)".parse::<StackText>()?.build(&device)?;

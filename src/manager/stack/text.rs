@@ -19,7 +19,7 @@ use std::str::FromStr;
 /// texts are.
 ///
 /// ```
-/// use aquifer::{Device, DeviceVec, StackText};
+/// use aquifer::{Device, DeviceVec, mr::StackText};
 ///
 /// let text: StackText = "pool(max=80%) | limiting(1GiB) | statistics".parse()?;
 /// assert_eq!(text.to_string(), "pool(cuda, maximum_size=80%) | limiting(1GiB) | statistics");
@@ -48,8 +48,8 @@ use std::str::FromStr;
 /// are a quote and a backslash. Names are in small letters.
 ///
 /// A text is a tree without names for its parts, so it has no circles. It has at most 32 resources and
-/// adaptors, of which 4 are resources with an upstream, 1 048 576 bytes, and 4096 bytes in a value. Closures have no text: [`CallbackResource`](crate::CallbackResource),
-/// [`FailureCallbackAdaptor`](crate::FailureCallbackAdaptor), a bin's own resource and a handler of misuses
+/// adaptors, of which 4 are resources with an upstream, 1 048 576 bytes, and 4096 bytes in a value. Closures have no text: [`CallbackResource`](crate::mr::CallbackResource),
+/// [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor), a bin's own resource and a handler of misuses
 /// are for programs alone.
 ///
 /// # Resources
@@ -59,31 +59,31 @@ use std::str::FromStr;
 /// | name | what it is | upstream | options |
 /// | --- | --- | --- | --- |
 /// | `cuda` | [`CudaResource`](crate::CudaResource) | | |
-/// | `virtual` | [`VirtualResource`](crate::VirtualResource) | | |
-/// | `async` | [`AsyncResource`](crate::AsyncResource), a driver pool of its own | | `initial_size` (or `initial`), `release_threshold`: memory; `reuse_follow_event_dependencies`, `reuse_opportunistic`, `reuse_internal_dependencies`, `managed`, `shareable` (on Unix): switch |
+/// | `virtual` | [`VirtualResource`](crate::mr::VirtualResource) | | |
+/// | `async` | [`AsyncResource`](crate::mr::AsyncResource), a driver pool of its own | | `initial_size` (or `initial`), `release_threshold`: memory; `reuse_follow_event_dependencies`, `reuse_opportunistic`, `reuse_internal_dependencies`, `managed`, `shareable` (on Unix): switch |
 /// | `async_default` | the device's default driver pool | | |
-/// | `managed` | [`ManagedResource`](crate::ManagedResource) | | `oversubscribe`: switch |
-/// | `system` | [`SystemResource`](crate::SystemResource) | | `headroom`: memory |
-/// | `pinned` | [`PinnedResource`](crate::PinnedResource) | | `portable`, `mapped`, `write_combined`: switch |
-/// | `pinned_pool` | [`PinnedPool`](crate::PinnedPool) over a resource with the options of `pinned` | | `initial_size` (or `initial`), `maximum_size` (or `max`), `growth_step`, `quarantine_bytes`, `magazine_bytes`: size; `magazine_entries`: number; `wait_for_device`, `portable`, `mapped`, `write_combined`: switch |
+/// | `managed` | [`ManagedResource`](crate::mr::ManagedResource) | | `oversubscribe`: switch |
+/// | `system` | [`SystemResource`](crate::mr::SystemResource) | | `headroom`: memory |
+/// | `pinned` | [`PinnedResource`](crate::pinned::PinnedResource) | | `portable`, `mapped`, `write_combined`: switch |
+/// | `pinned_pool` | [`PinnedPool`](crate::pinned::PinnedPool) over a resource with the options of `pinned` | | `initial_size` (or `initial`), `maximum_size` (or `max`), `growth_step`, `quarantine_bytes`, `magazine_bytes`: size; `magazine_entries`: number; `wait_for_device`, `portable`, `mapped`, `write_combined`: switch |
 /// | `pool` | [`PoolResource`](crate::PoolResource) | yes | `initial_size` (or `initial`), `maximum_size` (or `max`), `soft_limit`, `release_threshold`, `growth_step`: memory; `alignment`, `magazine_bytes`: size; `magazine_entries`: number; `miss_policy`: `default` or `rmm`; `handles`: `auto`, `on` or `off` |
-/// | `fixed_size` | [`FixedSizeResource`](crate::FixedSizeResource) | yes | `block_size`: size; `blocks_per_chunk`, `initial_blocks`: number |
-/// | `binning` | [`BinningResource`](crate::BinningResource) with fixed-size bins | yes | `min_exponent`, 18 unless given, and `max_exponent`, 22 unless given: number |
-/// | `arena` | [`ArenaResource`](crate::ArenaResource) | yes | `arena_size`: memory; `dump_on_failure`: path |
+/// | `fixed_size` | [`FixedSizeResource`](crate::mr::FixedSizeResource) | yes | `block_size`: size; `blocks_per_chunk`, `initial_blocks`: number |
+/// | `binning` | [`BinningResource`](crate::mr::BinningResource) with fixed-size bins | yes | `min_exponent`, 18 unless given, and `max_exponent`, 22 unless given: number |
+/// | `arena` | [`ArenaResource`](crate::mr::ArenaResource) | yes | `arena_size`: memory; `dump_on_failure`: path |
 ///
 /// # Adaptors
 ///
 /// | name | what it is | options |
 /// | --- | --- | --- |
-/// | `aligned` | [`AlignedAdaptor`](crate::AlignedAdaptor) | `alignment`: size, always given; `threshold_bytes`: size, 0 unless given |
-/// | `checked` | [`CheckedAdaptor`](crate::CheckedAdaptor) | `require_same_stream`: switch; `poison`: `off`, or a byte as `0xdd` or `221` |
-/// | `limiting` | [`LimitingAdaptor`](crate::LimitingAdaptor) | `limit`: memory, always given; `alignment`: size |
-/// | `logging` | [`LoggingAdaptor`](crate::LoggingAdaptor) | `path`: path, of the environment unless given; `format`: `rmm` or `events`; `capacity`: number; `locations`: switch |
-/// | `prefetch` | [`PrefetchAdaptor`](crate::PrefetchAdaptor) | |
-/// | `statistics` | [`StatisticsAdaptor`](crate::StatisticsAdaptor) | |
-/// | `thread_safe` | [`ThreadSafeAdaptor`](crate::ThreadSafeAdaptor): one call at a time to all below, which no resource of a text needs | |
-/// | `traced` | [`TracedAdaptor`](crate::TracedAdaptor) | |
-/// | `tracking` | [`TrackingAdaptor`](crate::TrackingAdaptor) | `capture_backtraces`: switch |
+/// | `aligned` | [`AlignedAdaptor`](crate::mr::AlignedAdaptor) | `alignment`: size, always given; `threshold_bytes`: size, 0 unless given |
+/// | `checked` | [`CheckedAdaptor`](crate::mr::CheckedAdaptor) | `require_same_stream`: switch; `poison`: `off`, or a byte as `0xdd` or `221` |
+/// | `limiting` | [`LimitingAdaptor`](crate::mr::LimitingAdaptor) | `limit`: memory, always given; `alignment`: size |
+/// | `logging` | [`LoggingAdaptor`](crate::mr::LoggingAdaptor) | `path`: path, of the environment unless given; `format`: `rmm` or `events`; `capacity`: number; `locations`: switch |
+/// | `prefetch` | [`PrefetchAdaptor`](crate::mr::PrefetchAdaptor) | |
+/// | `statistics` | [`StatisticsAdaptor`](crate::mr::StatisticsAdaptor) | |
+/// | `thread_safe` | [`ThreadSafeAdaptor`](crate::mr::ThreadSafeAdaptor): one call at a time to all below, which no resource of a text needs | |
+/// | `traced` | [`TracedAdaptor`](crate::mr::TracedAdaptor) | |
+/// | `tracking` | [`TrackingAdaptor`](crate::mr::TrackingAdaptor) | `capture_backtraces`: switch |
 ///
 /// `alignment` and `threshold_bytes` of `aligned`, `limit` of `limiting` and `path` of `logging` need no name,
 /// in this order: `aligned(4KiB, 64KiB)`. Every other option does.
@@ -100,11 +100,11 @@ use std::str::FromStr;
 ///
 /// # Errors
 ///
-/// An error of the text has a [`StackTextError`](crate::StackTextError) as its source, which has the column.
+/// An error of the text has a [`StackTextError`](crate::mr::StackTextError) as its source, which has the column.
 /// An error of [`build`](Self::build) names the resource or the adaptor and its column.
 ///
 /// ```
-/// use aquifer::{ErrorKind, StackText};
+/// use aquifer::{ErrorKind, mr::StackText};
 ///
 /// let error = "pool(cuda, initial=1e99GiB)".parse::<StackText>().unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -124,7 +124,7 @@ impl StackText {
     /// The text of the variable `AQUIFER_STACK`, or `None` if it is not set, or empty.
     ///
     /// ```
-    /// use aquifer::{Device, StackText, set_current_device_resource};
+    /// use aquifer::{Device, mr::{StackText, set_current_device_resource}};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// if let Some(text) = StackText::from_env()? {

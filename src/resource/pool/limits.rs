@@ -53,7 +53,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Changes the bytes up to which the pool grows before it makes streams wait for each other
-    /// ([`PoolOptions::soft_limit`](crate::PoolOptions::soft_limit)): rounded down to the pool's alignment. `None`, or more
+    /// ([`PoolOptions::soft_limit`](crate::mr::PoolOptions::soft_limit)): rounded down to the pool's alignment. `None`, or more
     /// than the maximum, is the maximum.
     ///
     /// # Errors
@@ -73,10 +73,10 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Changes the bytes up to which the pool keeps free memory where the program has synchronized
-    /// ([`PoolOptions::release_threshold`](crate::PoolOptions::release_threshold)), or `None` for no threshold.
+    /// ([`PoolOptions::release_threshold`](crate::mr::PoolOptions::release_threshold)), or `None` for no threshold.
     ///
     /// ```
-    /// use aquifer::{Device, DeviceVec, PoolResource, VirtualResource};
+    /// use aquifer::{Device, DeviceVec, PoolResource, mr::VirtualResource};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let stream = device.new_stream()?;

@@ -26,7 +26,7 @@ const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
 /// 64th of what is live if one stream has all memory: its later steps move what is free, in parts, before they grow.
 ///
 /// ```
-/// use aquifer::{MissPolicy, MissStep};
+/// use aquifer::mr::{MissPolicy, MissStep};
 ///
 /// let patient = MissPolicy::new([MissStep::Complete, MissStep::Grow, MissStep::GrowToMaximum]);
 /// assert!(!patient.steps().contains(&MissStep::Wait)); // streams are never made to wait
@@ -77,12 +77,12 @@ pub(crate) enum PoolOwner {
 /// Whether a pool maps handles of memory by itself, or takes blocks of its upstream.
 ///
 /// A handle is memory without an address (`cuMemCreate`, `cuMemMap`). It moves to where it is wanted and goes back without
-/// a wait, so a pool on handles holds little more than it uses; [`VirtualResource`](crate::VirtualResource) says more. A
+/// a wait, so a pool on handles holds little more than it uses; [`VirtualResource`](crate::mr::VirtualResource) says more. A
 /// block stays where it is. `cuIpcGetMemHandle`, by which PyTorch, CuPy, Numba and
 /// [`ipc_handle`](crate::DeviceVec::ipc_handle) share memory with other processes, shares blocks alone.
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, Handles, PoolResource, sim::SimConfig};
+/// use aquifer::{CudaResource, Device, PoolResource, mr::Handles, sim::SimConfig};
 ///
 /// let device = Device::simulated(SimConfig::default());
 /// let shared = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off).build()?;
@@ -94,21 +94,21 @@ pub(crate) enum PoolOwner {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Handles {
-    /// Handles over [`VirtualResource`](crate::VirtualResource), unless a tool of NVTX's memory extension watches. Over any other
+    /// Handles over [`VirtualResource`](crate::mr::VirtualResource), unless a tool of NVTX's memory extension watches. Over any other
     /// resource blocks.
     #[default]
     Auto,
     /// Handles: over [`CudaResource`](crate::CudaResource) and `VirtualResource`. [`build`](PoolOptions::build) fails where the pool
     /// cannot map any.
     On,
-    /// Blocks of the upstream. Those of a [`VirtualResource`](crate::VirtualResource) take whole granules each.
+    /// Blocks of the upstream. Those of a [`VirtualResource`](crate::mr::VirtualResource) take whole granules each.
     Off,
 }
 
 /// How a pool is built. From [`PoolResource::builder`](crate::PoolResource::builder).
 ///
 /// ```
-/// use aquifer::{CudaResource, Device, MissPolicy, PoolResource};
+/// use aquifer::{CudaResource, Device, PoolResource, mr::MissPolicy};
 ///
 /// let pool = PoolResource::builder(CudaResource::new(&Device::detect_or_simulate()?))
 ///     .initial_size(1 << 20) // taken at once
@@ -158,7 +158,7 @@ impl<U> PoolOptions<U> {
 
     setters! {
         /// Whether the pool maps handles of memory, or takes blocks of its upstream: by default
-        /// [`Handles::Auto`], which maps over [`VirtualResource`](crate::VirtualResource) alone.
+        /// [`Handles::Auto`], which maps over [`VirtualResource`](crate::mr::VirtualResource) alone.
         handles: Handles;
 
         /// Bytes to take from upstream when the pool is built: a multiple of the alignment. By default 0. On
@@ -179,7 +179,7 @@ impl<U> PoolOptions<U> {
         /// [`Device::synchronize`](crate::Device::synchronize), without a further wait. Waits for a copy or an event do not
         /// count. Threads keep their caches ([`magazine_bytes`](Self::magazine_bytes)); what goes back is as by
         /// [`trim`](crate::PoolResource::trim). By default the pool keeps all until it is trimmed. The word is CUDA's, whose
-        /// pools go by other waits ([`AsyncOptions`](crate::AsyncOptions::release_threshold)).
+        /// pools go by other waits ([`AsyncOptions`](crate::mr::AsyncOptions::release_threshold)).
         release_threshold: usize => Some;
 
         /// Bytes to take from upstream at a time; the size of the request, if that is more. Less where the
@@ -221,7 +221,7 @@ impl<U> PoolOptions<U> {
     /// The pool keeps the callback, and a vector keeps its pool. So give the callback a `Weak` of what holds vectors: else
     /// neither goes.
     ///
-    /// It is the callback of a [`FailureCallbackAdaptor`](crate::FailureCallbackAdaptor), which is asked after the pool
+    /// It is the callback of a [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor), which is asked after the pool
     /// below it has waited for all streams.
     ///
     /// ```

@@ -5,7 +5,7 @@ use crate::contract;
 use allocator_api2::alloc::{Allocator, Global};
 use allocator_api2::boxed::Box as AllocBox;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::{DataAlloc, DataHandler, set_data_handler, with_data_handler};
+use aquifer::nep49::{DataAlloc, DataHandler, set_data_handler, with_data_handler};
 use std::alloc::Layout;
 use std::sync::{Arc, Mutex};
 

@@ -2,7 +2,7 @@
 
 use super::counted;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::{
+use aquifer::nep49::{
     DataAlloc, DataHandler, WithDataHandler, current_data_handler, data_handler_name,
     data_handler_version, set_data_handler, with_data_handler,
 };

@@ -4,8 +4,12 @@ use super::{C, counted};
 use allocator_api2::alloc::{AllocError, Allocator};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    DataAlloc, DataHandler, Error, ErrorKind, HandlerFunctions, current_data_handler, last_error,
-    set_data_handler, with_data_handler,
+    Error, ErrorKind,
+    nep49::{
+        DataAlloc, DataHandler, HandlerFunctions, current_data_handler, set_data_handler,
+        with_data_handler,
+    },
+    pinned::last_error,
 };
 use std::alloc::Layout;
 use std::ptr::NonNull;

@@ -7,7 +7,10 @@ mod placed;
 mod tables;
 
 use allocator_api2::alloc::{AllocError, Allocator, Global};
-use aquifer::{DataHandler, Error, ErrorKind, HandlerFunctions};
+use aquifer::{
+    Error, ErrorKind,
+    nep49::{DataHandler, HandlerFunctions},
+};
 use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ptr::NonNull;

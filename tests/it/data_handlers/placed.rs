@@ -2,7 +2,10 @@
 
 use super::C;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::{DataAlloc, DataHandler, ErrorKind};
+use aquifer::{
+    ErrorKind,
+    nep49::{DataAlloc, DataHandler},
+};
 
 #[test]
 fn aligned_handlers_align_each_block() {

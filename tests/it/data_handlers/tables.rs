@@ -3,7 +3,11 @@
 use super::{C, Strict, counted};
 use allocator_api2::alloc::Global;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::{DataAlloc, DataHandler, ErrorKind, RawDataAllocator, RawDataHandler, last_error};
+use aquifer::{
+    ErrorKind,
+    nep49::{DataAlloc, DataHandler, RawDataAllocator, RawDataHandler},
+    pinned::last_error,
+};
 use std::ffi::{c_char, c_void};
 use std::mem::offset_of;
 use std::sync::{Arc, Mutex};

@@ -2,8 +2,11 @@
 
 use super::*;
 use aquifer::{
-    AlignedAdaptor, CheckedAdaptor, DeviceBlock, FailureCallbackAdaptor, LimitingAdaptor,
-    LoggingAdaptor, PrefetchAdaptor, StackText, StatisticsAdaptor, TracedAdaptor, TrackingAdaptor,
+    DeviceBlock,
+    mr::{
+        AlignedAdaptor, CheckedAdaptor, FailureCallbackAdaptor, LimitingAdaptor, LoggingAdaptor,
+        PrefetchAdaptor, StackText, StatisticsAdaptor, TracedAdaptor, TrackingAdaptor,
+    },
 };
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -7,8 +7,10 @@ mod waits;
 use crate::support;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, Growth,
-    Handles, PoolOptions, PoolResource, Stream, VirtualResource,
+    CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    PoolResource, Stream,
+    container::Growth,
+    mr::{Handles, PoolOptions, VirtualResource},
 };
 
 /// The granule of most devices here, so that little memory is touched.
@@ -382,7 +384,7 @@ fn a_use_without_an_order_is_found() {
     assert_eq!(vec.growth(), Some(Growth::InPlace));
     let stray = |address: u64| {
         let block = aquifer::DeviceBlock::new(address, 400, 0);
-        let parts = aquifer::DeviceVecParts {
+        let parts = aquifer::container::DeviceVecParts {
             stream: other.clone(),
             block,
             length: 100,

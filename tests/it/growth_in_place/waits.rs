@@ -1,7 +1,7 @@
 //! What growth waits for, and who waits for it.
 
 use super::*;
-use aquifer::FailureCallbackAdaptor;
+use aquifer::mr::FailureCallbackAdaptor;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

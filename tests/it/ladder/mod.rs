@@ -5,8 +5,8 @@ use crate::log::Log;
 use crate::support;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, Failure, MissPolicy, MissStep,
-    PoolOptions, PoolResource, Result, Stream, VirtualResource,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource, Result, Stream,
+    mr::{Failure, MissPolicy, MissStep, PoolOptions, VirtualResource},
 };
 use std::panic::panic_any;
 use std::sync::atomic::{AtomicUsize, Ordering};

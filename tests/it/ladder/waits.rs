@@ -4,8 +4,8 @@ use super::{AnyPool, MIB, Upstream, host_waits, in_time, small_device, upstreams
 use crate::log::Log;
 use aquifer::sim::Simulator;
 use aquifer::{
-    AsyncResource, CudaResource, DeviceResource, Error, ErrorKind, MissPolicy, MissStep,
-    PoolResource, Result, Stream, VirtualResource,
+    CudaResource, DeviceResource, Error, ErrorKind, PoolResource, Result, Stream,
+    mr::{AsyncResource, MissPolicy, MissStep, VirtualResource},
 };
 use std::sync::mpsc;
 use std::time::Duration;

@@ -5,9 +5,12 @@ use crate::log::Log;
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, DeviceVec, ErrorKind, HostOnly, PoolResource, ResourceMemoryManager,
-    memory_manager, register_memory_manager, reset_current_device_resource,
-    set_current_device_resource, set_memory_manager, with_device_resource,
+    CudaResource, DeviceVec, ErrorKind, PoolResource,
+    mr::{reset_current_device_resource, set_current_device_resource, with_device_resource},
+    nbep7::{
+        HostOnly, ResourceMemoryManager, memory_manager, register_memory_manager,
+        set_memory_manager,
+    },
 };
 use tracing::Level;
 
@@ -137,9 +140,9 @@ fn default_is_the_name_of_the_crates_own_memory() {
     let (device, _) = support::simulated(SimConfig::default());
     assert!(memory_manager(&device).unwrap().is_none());
     use_all(&device).unwrap();
-    aquifer::default_device_pool(&device).unwrap();
+    aquifer::mr::default_device_pool(&device).unwrap();
     for name in ["default", "", "a:b", "a,b", "a b"] {
-        let make = |device: &aquifer::Device, _: &aquifer::ManagerOptions| {
+        let make = |device: &aquifer::Device, _: &aquifer::nbep7::ManagerOptions| {
             Stocked::new(device, &Asked::default())
         };
         let refused = register_memory_manager(name, make).unwrap_err();

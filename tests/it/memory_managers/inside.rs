@@ -4,10 +4,13 @@ use super::Asked;
 use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    CudaResource, DeferCleanup, Device, DeviceLayout, DeviceVec, ErrorKind, HostAllocFlags,
-    HostOnly, MemoryInfo, MemoryManager, MemoryPointer, PendingDeallocations, PinnedAlloc,
-    PinnedMemory, PinnedPool, PinnedResource, ResourceMemoryManager, Result, Stream,
-    memory_manager, set_memory_manager,
+    CudaResource, Device, DeviceLayout, DeviceVec, ErrorKind, PinnedAlloc, Result, Stream,
+    device::MemoryInfo,
+    nbep7::{
+        DeferCleanup, HostAllocFlags, HostOnly, MemoryManager, MemoryPointer, PendingDeallocations,
+        PinnedMemory, ResourceMemoryManager, memory_manager, set_memory_manager,
+    },
+    pinned::{PinnedPool, PinnedResource},
 };
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -102,7 +105,7 @@ fn the_default_pinned_pool_is_the_managers_also_where_its_own_call_was_first() {
     *beside.lock().unwrap() = Some(Box::new(move || {
         let mut staging: AllocVec<u8, PinnedAlloc> = AllocVec::new_in(PinnedAlloc);
         assert!(staging.try_reserve(100).is_err());
-        seen.note(format!("refused: {:?}", aquifer::last_error().unwrap().kind()));
+        seen.note(format!("refused: {:?}", aquifer::pinned::last_error().unwrap().kind()));
     }));
     drop(DeviceVec::<u8>::zeroed(&stream, 10).unwrap());
     assert_eq!(asked.count("refused: Reentered"), 1);

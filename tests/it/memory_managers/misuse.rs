@@ -5,9 +5,13 @@ use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, DeferCleanup, Device, DeviceLayout, DeviceMemoryManager, DeviceResource,
-    DeviceVec, ErrorKind, HostAllocFlags, HostOnly, MemoryInfo, MemoryManager, MemoryPointer,
-    PinnedMemory, PinnedResource, Registered, Result, Stream, set_memory_manager,
+    CudaResource, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, Result, Stream,
+    device::MemoryInfo,
+    nbep7::{
+        DeferCleanup, DeviceMemoryManager, HostAllocFlags, HostOnly, MemoryManager, MemoryPointer,
+        PinnedMemory, set_memory_manager,
+    },
+    pinned::{PinnedResource, Registered},
 };
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -79,12 +83,12 @@ fn refusals(wrong: Wrong) -> (Asked, [aquifer::Error; 3]) {
     set_memory_manager(move |device| Ok(Bad { wrong, stock: Stocked::new(device, &its)? }))
         .unwrap();
     let (device, _) = support::simulated(SimConfig::default());
-    let _manager = aquifer::memory_manager(&device).unwrap();
+    let _manager = aquifer::nbep7::memory_manager(&device).unwrap();
     let stream = device.new_stream().unwrap();
     let vector = DeviceVec::<u8>::zeroed(&stream, 100).unwrap_err();
     let mut pinned = AllocVec::<u8, _>::new_in(PinnedResource::new(&device).unwrap());
     assert!(pinned.try_reserve(STOCK / 16).is_err());
-    let host = aquifer::last_error().unwrap();
+    let host = aquifer::pinned::last_error().unwrap();
     let registered = Registered::new(&device, vec![0_u8; 100]).err().unwrap();
     assert!(registered.buffer.is_some());
     (asked, [vector, host, registered.error])

@@ -9,10 +9,15 @@ use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CudaResource, DeferCleanup, Device, DeviceBox, DeviceBuffer, DeviceLayout, DeviceResource,
-    DeviceScalar, DeviceVec, ErrorKind, HostAllocFlags, MappedAlloc, MemoryInfo, MemoryManager,
-    MemoryPointer, PinnedAlloc, PinnedMemory, PinnedPool, PinnedResource, Registered, Result,
-    Stream, set_memory_manager,
+    CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceScalar, DeviceVec,
+    ErrorKind, MappedAlloc, PinnedAlloc, Result, Stream,
+    container::DeviceBox,
+    device::MemoryInfo,
+    nbep7::{
+        DeferCleanup, HostAllocFlags, MemoryManager, MemoryPointer, PinnedMemory,
+        set_memory_manager,
+    },
+    pinned::{PinnedPool, PinnedResource, Registered},
 };
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -56,7 +61,7 @@ impl Stocked {
             asked: asked.clone(),
             device_stock: Mutex::new((block.address(), block.address() + STOCK as u64)),
             host_stock: Mutex::new((host, host + STOCK)),
-            version: aquifer::INTERFACE_VERSION,
+            version: aquifer::nbep7::INTERFACE_VERSION,
         })
     }
 }
@@ -171,7 +176,8 @@ fn nothing_goes_round_a_manager() {
     set_memory_manager(move |device| Stocked::new(device, &its)).unwrap();
     let devices = [0, 1].map(|ordinal| support::simulated(SimConfig::default().ordinal(ordinal)));
     // A simulated device's manager goes with its last user.
-    let managers = devices.each_ref().map(|(device, _)| aquifer::memory_manager(device).unwrap());
+    let managers =
+        devices.each_ref().map(|(device, _)| aquifer::nbep7::memory_manager(device).unwrap());
     assert!(managers.iter().all(Option::is_some));
     assert_eq!((asked.count("made"), asked.count("initialize")), (2, 2));
     for (device, simulator) in &devices {
@@ -187,7 +193,7 @@ fn nothing_goes_round_a_manager() {
     // A slab and a block.
     assert_eq!((asked.count("memhostalloc"), asked.count("mempin of 100, mapped true")), (4, 4));
     assert_eq!(asked.count("unpin"), 4);
-    let refused = aquifer::default_device_pool(&devices[0].0).unwrap_err();
+    let refused = aquifer::mr::default_device_pool(&devices[0].0).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
 }
 
@@ -202,7 +208,7 @@ fn page_locked_collections_are_a_managers() {
     let its = asked.clone();
     set_memory_manager(move |device| Stocked::new(device, &its)).unwrap();
     let device = Device::detect_or_simulate().unwrap();
-    let manager = aquifer::memory_manager(&device).unwrap().unwrap();
+    let manager = aquifer::nbep7::memory_manager(&device).unwrap().unwrap();
     let simulator = device.simulator().unwrap();
     let before = memory_calls(&simulator);
     let mut pinned: AllocVec<u32, PinnedAlloc> = AllocVec::new_in(PinnedAlloc);
@@ -215,7 +221,7 @@ fn page_locked_collections_are_a_managers() {
     drop((vec, mapped));
     assert_eq!(memory_calls(&simulator), before);
     assert_eq!(asked.count("memhostalloc, mapped true"), 1, "one slab for both");
-    aquifer::current_pinned_resource().unwrap().trim().unwrap();
+    aquifer::pinned::current_pinned_resource().unwrap().trim().unwrap();
     assert_eq!(asked.count("host free"), 1);
     assert_eq!(manager.memory_info().unwrap(), MemoryInfo::new(1, STOCK as u64));
     let before = memory_calls(&simulator);

@@ -5,9 +5,12 @@ use crate::log::Log;
 use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, DeviceMemoryManager, DeviceResource, DeviceVec, ErrorKind, Handles, HostOnly,
-    MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory, PoolResource,
-    ResourceMemoryManager,
+    CudaResource, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    mr::Handles,
+    nbep7::{
+        DeviceMemoryManager, HostOnly, MemoryManager, MemoryPointer, PendingDeallocations,
+        PinnedMemory, ResourceMemoryManager,
+    },
 };
 use std::ptr::NonNull;
 use tracing::Level;

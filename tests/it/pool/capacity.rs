@@ -3,8 +3,9 @@
 use super::{KIB, MIB, allocate, builder, disjoint, drain, free, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AlignedAdaptor, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind,
-    MissPolicy, MissStep, PoolResource, Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, PoolResource,
+    Result, Stream,
+    mr::{AlignedAdaptor, MissPolicy, MissStep},
 };
 
 #[test]

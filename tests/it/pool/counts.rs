@@ -1,8 +1,8 @@
 //! Statistics, exact after each step.
 
 use super::{KIB, MIB, allocate, builder, free, support};
+use aquifer::mr::{MissPolicy, PoolStatistics};
 use aquifer::sim::SimConfig;
-use aquifer::{MissPolicy, PoolStatistics};
 
 #[test]
 fn statistics_are_exact_after_each_step() {

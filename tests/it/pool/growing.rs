@@ -3,7 +3,7 @@
 
 use super::builder;
 use crate::support;
-use aquifer::{CudaResource, DeviceVec, PoolResource, PoolStatistics, Stream};
+use aquifer::{CudaResource, DeviceVec, PoolResource, Stream, mr::PoolStatistics};
 use std::sync::Arc;
 
 const KIB: usize = 1 << 10;

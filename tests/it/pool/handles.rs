@@ -3,9 +3,11 @@
 use super::{KIB, MIB, allocate, free, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AlignedAdaptor, ArenaResource, AsyncResource, CudaResource, Device, DeviceResource, DeviceVec,
-    Error, ErrorKind, FixedSizeResource, Handles, ManagedResource, PoolOptions, PoolResource,
-    StackText, VirtualResource, default_device_pool,
+    CudaResource, Device, DeviceResource, DeviceVec, Error, ErrorKind, PoolResource,
+    mr::{
+        AlignedAdaptor, ArenaResource, AsyncResource, FixedSizeResource, Handles, ManagedResource,
+        PoolOptions, StackText, VirtualResource, default_device_pool,
+    },
 };
 use std::sync::Arc;
 

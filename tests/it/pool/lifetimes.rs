@@ -4,8 +4,8 @@ use super::log::Log;
 use super::{KIB, MIB, allocate, builder, drain, free, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    AsyncResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,
-    PoolStatistics,
+    DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    mr::{AsyncResource, PoolStatistics},
 };
 use std::sync::{Arc, mpsc};
 use tracing::Level;

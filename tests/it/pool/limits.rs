@@ -3,9 +3,11 @@
 use super::{MIB, allocate, builder, drain, free, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, DeviceResource, DeviceVec, ErrorKind, MissPolicy, MissStep, PoolResource,
-    current_device_resource, default_device_pool, reset_current_device_resource,
-    set_current_device_resource,
+    CudaResource, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    mr::{
+        MissPolicy, MissStep, current_device_resource, default_device_pool,
+        reset_current_device_resource, set_current_device_resource,
+    },
 };
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,10 +1,11 @@
 //! What a miss does: each step alone, and which comes first.
 
 use super::{MIB, allocate, builder, free, support};
-use aquifer::MissStep::{Complete, Gather, Grow, GrowToMaximum, Ordered, Trim, Wait};
+use aquifer::mr::MissStep::{Complete, Gather, Grow, GrowToMaximum, Ordered, Trim, Wait};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, DeviceBlock, DeviceVec, ErrorKind, MissPolicy, MissStep, PoolResource, Stream,
+    CudaResource, DeviceBlock, DeviceVec, ErrorKind, PoolResource, Stream,
+    mr::{MissPolicy, MissStep},
 };
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -148,7 +149,7 @@ fn a_small_allocation_beside_a_busy_stream_takes_what_was_complete() {
     let before = pool.statistics();
     let small = allocate(&pool, &other, 768).unwrap();
     let after = pool.statistics();
-    let took = |count: fn(&aquifer::PoolStatistics) -> usize| count(&after) - count(&before);
+    let took = |count: fn(&aquifer::mr::PoolStatistics) -> usize| count(&after) - count(&before);
     assert_eq!((took(|counts| counts.growths), took(|counts| counts.waits)), (0, 0));
     free(&pool, &other, small);
 }

@@ -14,8 +14,8 @@ mod upstream_waits;
 
 use crate::{log, support};
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Handles, PoolOptions,
-    PoolResource, Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, PoolResource, Result, Stream,
+    mr::{Handles, PoolOptions},
 };
 use support::free;
 

@@ -2,7 +2,10 @@
 
 use super::{KIB, MIB, allocate, builder, free, support};
 use aquifer::sim::SimConfig;
-use aquifer::{CudaResource, ErrorKind, MissPolicy, MissStep, PoolOptions, PoolResource};
+use aquifer::{
+    CudaResource, ErrorKind, PoolResource,
+    mr::{MissPolicy, MissStep, PoolOptions},
+};
 
 type Change = fn(PoolOptions<CudaResource>) -> PoolOptions<CudaResource>;
 
@@ -198,5 +201,5 @@ fn handles_are_one_pool_and_options_can_be_used_again() {
     assert_eq!(policy, policy.clone());
     assert_ne!(MissPolicy::default(), MissPolicy::rmm());
     let plain = PoolResource::new(CudaResource::new(&device)).unwrap();
-    assert_eq!(plain.statistics(), aquifer::PoolStatistics::default(), "it starts empty");
+    assert_eq!(plain.statistics(), aquifer::mr::PoolStatistics::default(), "it starts empty");
 }

@@ -3,7 +3,10 @@
 
 use super::{MIB, allocate, builder, free, support};
 use aquifer::sim::SimConfig;
-use aquifer::{CudaResource, DeviceVec, ErrorKind, LimitingAdaptor, PoolOptions, PoolResource};
+use aquifer::{
+    CudaResource, DeviceVec, ErrorKind, PoolResource,
+    mr::{LimitingAdaptor, PoolOptions},
+};
 use std::sync::Arc;
 
 /// On a device of its own: nine tenths of a GPU are not a test's to take.

@@ -4,8 +4,8 @@ use super::log::Log;
 use super::{MIB, allocate};
 use crate::support;
 use aquifer::{
-    CallbackResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
-    HostBuffer, PoolResource, Result, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, PoolResource,
+    Result, Stream, mr::CallbackResource, pinned::HostBuffer,
 };
 use std::cell::Cell;
 use std::ptr::NonNull;

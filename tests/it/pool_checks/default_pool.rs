@@ -4,7 +4,7 @@
 use super::fixture::{LENGTH, alias};
 use super::kernels::add_one;
 use aquifer::sim::{Report, SimConfig, Violation};
-use aquifer::{CudaResource, Device, DeviceVec, Stream, default_device_pool};
+use aquifer::{CudaResource, Device, DeviceVec, Stream, mr::default_device_pool};
 
 /// What makes the default pool end, or would if it had not a handle elsewhere.
 type End = fn(&Stream, &Stream);

@@ -2,11 +2,15 @@
 
 use aquifer::sim::{Report, SimConfig, Simulator, Violation};
 use aquifer::{
-    AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CheckedAdaptor, CudaResource,
-    Device, DeviceBlock, DeviceResource, DeviceVec, DeviceVecParts, FailureCallbackAdaptor,
-    FixedSizeResource, LimitingAdaptor, LogFormat, LoggingAdaptor, ManagedResource, PinnedResource,
-    PoolResource, PrefetchAdaptor, Result, StatisticsAdaptor, Stream, TracedAdaptor,
-    TrackingAdaptor, current_device_resource,
+    CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, PoolResource, Result, Stream,
+    container::DeviceVecParts,
+    mr::{
+        AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CheckedAdaptor,
+        FailureCallbackAdaptor, FixedSizeResource, LimitingAdaptor, LogFormat, LoggingAdaptor,
+        ManagedResource, PrefetchAdaptor, StatisticsAdaptor, TracedAdaptor, TrackingAdaptor,
+        current_device_resource,
+    },
+    pinned::PinnedResource,
 };
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

@@ -4,8 +4,8 @@ use super::fixture::{LENGTH, alias};
 use super::kernels::kind;
 use aquifer::sim::{Report, SimConfig, Simulator, Violation};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, Graph, PoolResource,
-    Stream,
+    CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream,
+    mr::AsyncResource, stream::Graph,
 };
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 use super::support;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    AsyncResource, CudaResource, Device, DeviceResource, DeviceVec, MissPolicy, PoolOptions,
-    PoolResource, Result, Stream,
+    CudaResource, Device, DeviceResource, DeviceVec, PoolResource, Result, Stream,
+    mr::{AsyncResource, MissPolicy, PoolOptions},
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};

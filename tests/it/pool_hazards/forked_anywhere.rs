@@ -5,9 +5,10 @@ use super::fixture::{Fixture, Pool, UNIT, vec};
 use super::support;
 use allocator_api2::alloc::Allocator;
 use aquifer::{
-    ArenaResource, BinningResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
-    ErrorKind, FixedSizeResource, PinnedPool, PinnedResource, PoolResource, ResourceId, Result,
+    Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource, Result,
     Stream,
+    mr::{ArenaResource, BinningResource, FixedSizeResource, ResourceId},
+    pinned::{PinnedPool, PinnedResource},
 };
 use std::alloc::Layout;
 use std::cell::Cell;

@@ -2,7 +2,10 @@
 //! stream alone, and what it gets back it hands out at once.
 
 use super::fixture::{Fixture, Pool, SEEDS, UNIT, Upstream, holds, vec};
-use aquifer::{DeviceResource, FailureCallbackAdaptor, LimitingAdaptor, PoolResource};
+use aquifer::{
+    DeviceResource, PoolResource,
+    mr::{FailureCallbackAdaptor, LimitingAdaptor},
+};
 use std::sync::{Arc, OnceLock};
 
 /// Upstreams in stream order, each with memory in it that another stream still writes.
@@ -13,7 +16,7 @@ fn dirty_upstreams(fixture: &Fixture) -> Vec<(&'static str, Upstream)> {
     vec![("a driver's pool", fixture.stream_ordered()), ("a pool", Arc::new(lower))]
 }
 
-fn over(upstream: &Upstream) -> aquifer::PoolOptions<Upstream> {
+fn over(upstream: &Upstream) -> aquifer::mr::PoolOptions<Upstream> {
     PoolResource::builder(upstream.clone())
 }
 

@@ -6,8 +6,9 @@ use super::kernels::{ADD_ONE, COPY};
 use aquifer::allocator_api2::alloc::Global;
 use aquifer::sim::Violation;
 use aquifer::{
-    DeviceBlock, DeviceBox, DeviceBuffer, DeviceLayout, DeviceRead, DeviceScalar, DeviceVec,
-    DeviceVecParts, LaunchConfig, Result,
+    DeviceBlock, DeviceBuffer, DeviceLayout, DeviceRead, DeviceScalar, DeviceVec, LaunchConfig,
+    Result,
+    container::{DeviceBox, DeviceVecParts},
 };
 use bytemuck::Pod;
 use std::any::Any;

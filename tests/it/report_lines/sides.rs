@@ -6,9 +6,11 @@ use super::kernels::{ADD_ONE, idle_entry};
 use super::support::layout;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
-    AsyncResource, CudaResource, DeviceBlock, DeviceResource, DeviceVec, DeviceVecParts, Error,
-    ErrorKind, Handles, Kernel, LaunchConfig, PinnedResource, PolymorphicAllocator, PoolResource,
-    Stream,
+    CudaResource, DeviceBlock, DeviceResource, DeviceVec, Error, ErrorKind, Kernel, LaunchConfig,
+    PoolResource, Stream,
+    container::DeviceVecParts,
+    mr::{AsyncResource, Handles, PolymorphicAllocator},
+    pinned::PinnedResource,
 };
 use std::mem::ManuallyDrop;
 
@@ -220,7 +222,7 @@ fn a_host_that_writes_while_a_copy_is_on_its_way() {
     let fixture = Fixture::new();
     let (line, mut vec) = made(&fixture);
     let memory =
-        aquifer::OnStream::new(PinnedResource::new(&fixture.device).unwrap(), &fixture.stream);
+        aquifer::mr::OnStream::new(PinnedResource::new(&fixture.device).unwrap(), &fixture.stream);
     let mut host = aquifer::allocator_api2::vec::Vec::new_in(memory.unwrap());
     host.resize(LENGTH, 1_u32);
     // SAFETY: broken on purpose: the host writes below.

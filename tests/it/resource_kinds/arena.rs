@@ -4,7 +4,7 @@ use super::log::Log;
 use super::{Call, KIB, MIB, Recorder, allocate, disjoint, free, refused, support};
 use aquifer::sim::SimConfig;
 use aquifer::{
-    ArenaResource, CudaResource, Device, DeviceLayout, DeviceResource, ErrorKind, PoolResource,
+    CudaResource, Device, DeviceLayout, DeviceResource, ErrorKind, PoolResource, mr::ArenaResource,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Barrier};

@@ -5,8 +5,9 @@ use crate::generator::rmm_trace;
 use crate::workloads::Op;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    BinningResource, CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    FixedSizeResource, PoolResource, Stream,
+    CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    Stream,
+    mr::{BinningResource, FixedSizeResource},
 };
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 use super::log::Log;
 use super::{MIB, allocate, free, refused, support};
 use aquifer::{
-    CallbackResource, CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec,
-    Error, ErrorKind, Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
+    Stream, mr::CallbackResource,
 };
 use std::sync::{Arc, Mutex};
 use tracing::Level;

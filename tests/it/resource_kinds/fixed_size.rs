@@ -2,7 +2,7 @@
 
 use super::{KIB, MIB, allocate, disjoint, free, refused, support};
 use aquifer::sim::SimConfig;
-use aquifer::{CudaResource, DeviceLayout, DeviceResource, ErrorKind, FixedSizeResource};
+use aquifer::{CudaResource, DeviceLayout, DeviceResource, ErrorKind, mr::FixedSizeResource};
 use std::sync::Arc;
 
 #[test]

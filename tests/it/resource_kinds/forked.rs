@@ -4,9 +4,11 @@ use super::{KIB, MIB, allocate, free, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceBlock, DeviceLayout,
-    DeviceResource, ErrorKind, FixedSizeResource, HostAccessible, HostComplete, ManagedAlloc,
-    ManagedResource, OnStream, Stream, SystemResource,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, Stream,
+    mr::{
+        ArenaResource, AsyncResource, BinningResource, FixedSizeResource, HostAccessible,
+        HostComplete, ManagedAlloc, ManagedResource, OnStream, SystemResource,
+    },
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,8 +5,8 @@ use super::{KIB, support};
 use crate::threads::run_threads;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    ArenaResource, AsyncResource, BinningResource, CudaResource, Device, DeviceResource, DeviceVec,
-    FixedSizeResource, PoolResource, Stream,
+    CudaResource, Device, DeviceResource, DeviceVec, PoolResource, Stream,
+    mr::{ArenaResource, AsyncResource, BinningResource, FixedSizeResource},
 };
 use std::sync::Arc;
 

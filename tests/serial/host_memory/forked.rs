@@ -4,9 +4,9 @@ use super::support;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    Device, DeviceVec, ErrorKind, Event, ManagedAlloc, ManagedResource, MappedAlloc, OnStream,
-    PinnedAlloc, PinnedPool, PinnedResource, Registered, Stream, Transfer, current_device_resource,
-    current_pinned_resource, last_error,
+    Device, DeviceVec, ErrorKind, Event, MappedAlloc, PinnedAlloc, Stream, Transfer,
+    mr::{ManagedAlloc, ManagedResource, OnStream, current_device_resource},
+    pinned::{PinnedPool, PinnedResource, Registered, current_pinned_resource, last_error},
 };
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,7 +4,9 @@ use super::{alone, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    Device, Error, ErrorKind, Failure, PinnedPool, PinnedPoolOptions, PinnedResource, last_error,
+    Device, Error, ErrorKind,
+    mr::Failure,
+    pinned::{PinnedPool, PinnedPoolOptions, PinnedResource, last_error},
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};

@@ -8,7 +8,9 @@ use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
     DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig,
-    MappedAlloc, OnStream, PinnedAlloc, PinnedResource, Registered, Result, last_error,
+    MappedAlloc, PinnedAlloc, Result,
+    mr::OnStream,
+    pinned::{PinnedResource, Registered, last_error},
 };
 use std::alloc::Layout;
 

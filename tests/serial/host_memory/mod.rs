@@ -15,7 +15,9 @@ mod unwinding;
 use crate::{alone, contract, kernels, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    CurrentPinned, PinnedResource, reset_current_pinned_resource, set_current_pinned_resource,
+    pinned::{
+        CurrentPinned, PinnedResource, reset_current_pinned_resource, set_current_pinned_resource,
+    },
     sim::Simulator,
 };
 

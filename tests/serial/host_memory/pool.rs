@@ -6,9 +6,12 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
-    CurrentPinned, Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, HostAccessible,
-    MappedAlloc, OnStream, PinnedAlloc, PinnedPool, PinnedPoolOptions, PinnedPoolStatistics,
-    PinnedResource, current_pinned_resource, last_error,
+    Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, MappedAlloc, PinnedAlloc,
+    mr::{HostAccessible, OnStream},
+    pinned::{
+        CurrentPinned, PinnedPool, PinnedPoolOptions, PinnedPoolStatistics, PinnedResource,
+        current_pinned_resource, last_error,
+    },
 };
 use contract::{Block, allocate, layout};
 use proptest::prelude::*;

@@ -7,8 +7,9 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Report, Schedule, SimConfig, Simulator, Violation};
 use aquifer::{
-    Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, HostAccessible, PinnedAlloc,
-    PinnedPool, PinnedPoolOptions, PinnedResource, Stream, last_error,
+    Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PinnedAlloc, Stream,
+    mr::HostAccessible,
+    pinned::{PinnedPool, PinnedPoolOptions, PinnedResource, last_error},
 };
 use contract::{allocate, layout};
 

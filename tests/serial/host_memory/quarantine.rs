@@ -5,8 +5,11 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig};
 use aquifer::{
-    DeviceVec, ErrorKind, PinnedAlloc, PinnedResource, current_pinned_resource, last_error,
-    reset_current_pinned_resource, set_current_pinned_resource,
+    DeviceVec, ErrorKind, PinnedAlloc,
+    pinned::{
+        PinnedResource, current_pinned_resource, last_error, reset_current_pinned_resource,
+        set_current_pinned_resource,
+    },
 };
 use std::alloc::Layout;
 use std::io::Write;

@@ -3,7 +3,10 @@
 use super::{PinnedVec, alone, not_ready, pinned_vec, support};
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
-use aquifer::{DeviceVec, ErrorKind, HostBuffer, PinnedResource, Registered};
+use aquifer::{
+    DeviceVec, ErrorKind,
+    pinned::{HostBuffer, PinnedResource, Registered},
+};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,9 +5,11 @@ use crate::kernels::SPIN;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::{
-    CheckedDevice, DeviceVec, ErrorKind, Event, LaunchConfig, MappedAlloc, PinnedAlloc, PinnedPool,
-    PinnedPoolOptions, PinnedResource, Stream, last_error, reset_current_pinned_resource,
-    set_current_pinned_resource,
+    CheckedDevice, DeviceVec, ErrorKind, Event, LaunchConfig, MappedAlloc, PinnedAlloc, Stream,
+    pinned::{
+        PinnedPool, PinnedPoolOptions, PinnedResource, last_error, reset_current_pinned_resource,
+        set_current_pinned_resource,
+    },
 };
 use std::time::{Duration, Instant};
 

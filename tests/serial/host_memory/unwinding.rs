@@ -2,8 +2,8 @@
 
 use super::{alone, not_ready, pinned_vec, support};
 use allocator_api2::vec::Vec as AllocVec;
+use aquifer::pinned::{HostBuffer, PinnedPool, PinnedResource, Registered};
 use aquifer::sim::SimConfig;
-use aquifer::{HostBuffer, PinnedPool, PinnedResource, Registered};
 use std::ptr::NonNull;
 use std::sync::mpsc::channel;
 use std::time::Duration;

@@ -5,7 +5,7 @@ use crate::driver::{CaptureStatus, RawGraph};
 use crate::stream::capture::Recording;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
-use crate::{Device, Graph, Stream};
+use crate::{Device, Stream, stream::Graph};
 
 /// The names of the calls since the last look, without those that only look.
 fn names(log: &child::Log) -> Vec<String> {

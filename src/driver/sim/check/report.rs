@@ -23,7 +23,7 @@ pub enum Violation {
     UseAfterFree,
     /// Memory is freed, a host range unregistered, or a range taken back from a [`Communicator`](crate::Communicator),
     /// while an operation that is not ordered before that may still use it, or while it is open by an
-    /// [`IpcHandle`](crate::IpcHandle).
+    /// [`IpcHandle`](crate::ipc::IpcHandle).
     FreeWhileInUse,
     /// Memory is freed a second time.
     DoubleFree,

@@ -196,8 +196,8 @@ impl SimConfig {
         /// machine have together.
         capacity: u64;
 
-        /// Sets what mapped memory comes in multiples of, in bytes: of a [`VirtualResource`](crate::VirtualResource), and
-        /// of pools on [handles](crate::Handles). 2 MiB unless set, as on GPUs. Rounded up to a power of two, and to a page of 4 KiB.
+        /// Sets what mapped memory comes in multiples of, in bytes: of a [`VirtualResource`](crate::mr::VirtualResource), and
+        /// of pools on [handles](crate::mr::Handles). 2 MiB unless set, as on GPUs. Rounded up to a power of two, and to a page of 4 KiB.
         granularity: usize;
 
         /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
