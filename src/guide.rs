@@ -7,6 +7,9 @@ use crate::{
     pinned::*, stream::*, transfer::*, *,
 };
 
+#[doc = include_str!("../docs/guide/guarantees.md")]
+pub mod guarantees {}
+
 #[doc = include_str!("../docs/guide/resources.md")]
 pub mod resources {}
 

@@ -1,4 +1,37 @@
-#![doc = include_str!("../README.md")]
+//! Memory for Rust programs that launch CUDA kernels. `Vec`, `Box` and `HashMap` live in page-locked memory, [`DeviceVec`] on the
+//! device, and a stream-ordered pool serves both without a driver call when it is warm.
+//!
+//! ```
+//! use allocator_api2::vec::Vec;
+//! use aquifer::{Device, PinnedAlloc};
+//!
+//! # fn main() -> Result<(), aquifer::Error> {
+//! // For tests and examples. `Device::detect` takes a GPU, or returns an error.
+//! let device = Device::detect_or_simulate()?;
+//! let stream = device.new_stream()?;
+//! let mut host: Vec<f32, PinnedAlloc> = Vec::with_capacity_in(1000, PinnedAlloc);
+//! host.resize(1000, 1.0);
+//! // The transfer owns both buffers while the copy runs, and gives them back.
+//! let (_host, samples) = stream.upload_new(host)?.wait()?;
+//! assert_eq!(samples.to_vec()?, [1.0; 1000]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The guide ([`guide`]) has pages on one task each. The README says what to take for what, and how to add the crate.
+//!
+//! | module | content |
+//! | --- | --- |
+//! | [`container`] | typed memory on the device: vectors, buffers, scalars, guards of uses on other streams |
+//! | [`pinned`] | page-locked and mapped memory as allocators |
+//! | [`transfer`] | copies: owned, scoped, blocking |
+//! | [`mr`] | memory resources and adaptors, pools among them |
+//! | [`device`], [`stream`], [`kernel`] | devices; streams, events and graphs; launches |
+//! | [`collective`] | several devices, by NCCL |
+//! | [`nbep7`], [`nep49`], [`ipc`] | memory managers, data handlers, memory that processes share |
+//! | `interop` | cudarc's traits for these vectors (feature `cuda`) |
+//! | `sim` | the simulated device (feature `sim`) |
+//! | [`debug_log`], [`error`] | what pools report; the one error |
 #![deny(missing_docs, missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Without one of the backends, parts of the lower modules that it alone uses are dead.
@@ -140,6 +173,11 @@ pub use resource::ThreadMagazine;
 pub mod barrier {
     pub use crate::sync::barrier::{heavy, light};
 }
+
+/// The README's programs are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 pub use allocator_api2;
 pub use bytemuck;

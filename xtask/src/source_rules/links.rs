@@ -1,5 +1,5 @@
 //! Links of the pages that people read in the repository, on crates.io and on docs.rs. A relative link
-//! leads somewhere in one of these places alone.
+//! leads somewhere in one of these places alone. README.md, which rustdoc does not show, may have pictures of the repository.
 
 use super::Finding;
 use crate::Place;
@@ -28,7 +28,13 @@ struct Page {
 
 /// The links that lead nowhere when their page is read elsewhere.
 pub(super) fn relative(root: &Path) -> Result<Vec<Finding>> {
-    Ok(pages(root)?.iter().flat_map(|page| page.findings(relative_link)).collect())
+    let is_picture = |page: &Page, target: &str| {
+        page.path == "README.md" && target.ends_with(".svg") && root.join(target).is_file()
+    };
+    let of_page = |page: &Page| {
+        page.findings(|target| if is_picture(page, target) { None } else { relative_link(target) })
+    };
+    Ok(pages(root)?.iter().flat_map(of_page).collect())
 }
 
 /// Looks for the target of each link to our documentation in what `cargo doc` has made. Returns how many
