@@ -1,7 +1,6 @@
 //! The one error type of the crate.
 
 mod advice;
-mod catch;
 mod driver;
 mod kind;
 
@@ -12,7 +11,7 @@ use std::fmt;
 use std::panic::Location;
 
 pub(crate) use advice::{FORKED_ADVICE, SPLIT_ADVICE};
-pub(crate) use catch::{catch_panic, catch_panic_text};
+pub(crate) use aquifer_events::{catch_panic, catch_panic_text};
 
 pub use driver::DriverError;
 pub use kind::ErrorKind;

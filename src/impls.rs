@@ -61,7 +61,7 @@ macro_rules! debug_struct {
 pub(crate) use {debug_struct, getters, setters};
 
 use crate::error::{Error, ErrorKind};
-use std::ffi::OsString;
+pub(crate) use aquifer_events::variable;
 use std::fmt;
 
 /// How many there are of a thing: `1 byte`, `2 bytes`.
@@ -112,11 +112,6 @@ pub(crate) fn short_name(name: &str) -> &str {
         }
     }
     &name[start..end]
-}
-
-/// What a variable of the environment says. One that is empty says nothing.
-pub(crate) fn variable(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 #[cfg(test)]

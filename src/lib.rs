@@ -55,18 +55,19 @@ pub mod error;
 mod event;
 #[cfg(doc)]
 pub mod guide;
-mod heap;
 mod impls;
 #[cfg(feature = "cuda")]
 pub mod interop;
 mod layout;
 mod manager;
 pub mod pinned;
-mod pool;
 mod resource;
 pub mod stream;
-mod sync;
 pub mod transfer;
+
+// The crates below, by the names of what they hold.
+use aquifer_pool::{self as pool, heap};
+use aquifer_sync as sync;
 
 #[doc(inline)]
 pub use collective::Communicator;

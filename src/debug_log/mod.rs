@@ -110,28 +110,14 @@
            `AQUIFER_DEBUG_LOG_FILE` names."
 )]
 
-mod emit;
 #[cfg(feature = "debug-log")]
 mod file;
-#[cfg(feature = "nvtx")]
-mod nvtx;
 
-pub(crate) use emit::{
-    DeferEvents, LEVEL, POOL, defer_events, defer_events_under_lock, deferred_event, emit,
-    emit_deferred, event, is_deferring, is_enabled,
+pub(crate) use aquifer_events::{
+    DeferEvents, LEVEL, POOL, defer_events, deferred_event, emit, emit_deferred, event,
+    is_deferring,
 };
+#[cfg(feature = "nvtx")]
+pub(crate) use aquifer_events::{HeapHandle, MemoryExtension, memory_extension};
 #[cfg(feature = "debug-log")]
 pub use file::DebugLog;
-pub(crate) use nvtx::range;
-#[cfg(feature = "nvtx")]
-pub(crate) use nvtx::{HeapHandle, MemoryExtension, memory_extension};
-
-#[cfg(not(feature = "nvtx"))]
-mod nvtx {
-    /// No range, without the feature.
-    pub(crate) struct Range;
-
-    pub(crate) fn range(_name: &'static std::ffi::CStr, _bytes: usize) -> Range {
-        Range
-    }
-}

@@ -32,7 +32,7 @@ pub(crate) use collective::{
     RawCommunicator, Reduction, UniqueId,
 };
 pub(crate) use fork::call_not_forked;
-pub(crate) use fork::{forget_in_child, is_forked_child, not_forked};
+pub(crate) use fork::{is_forked_child, not_forked};
 pub(crate) use ipc::{AllocationKind, IpcBytes, IpcCalls, process_of};
 pub(crate) use kernel::Access;
 pub use kernel::{HostArgs, HostForm, Kernel, LaunchConfig};

@@ -103,19 +103,18 @@ impl Built {
             Self::Arena(resource) => Some(resource.statistics()),
             Self::PinnedPool(pool) => {
                 let of_pool = pool.statistics();
-                Some(PoolStatistics {
-                    reserved: of_pool.reserved,
-                    peak_reserved: of_pool.peak_reserved,
-                    live: of_pool.live,
-                    free: of_pool.reserved.saturating_sub(of_pool.live),
-                    cached: of_pool.cached,
-                    largest_free: of_pool.largest_free,
-                    upstream_blocks: of_pool.slabs,
-                    records: of_pool.fences,
-                    growths: of_pool.growths,
-                    returns: of_pool.returns,
-                    ..PoolStatistics::default()
-                })
+                let mut statistics = PoolStatistics::default();
+                statistics.reserved = of_pool.reserved;
+                statistics.peak_reserved = of_pool.peak_reserved;
+                statistics.live = of_pool.live;
+                statistics.free = of_pool.reserved.saturating_sub(of_pool.live);
+                statistics.cached = of_pool.cached;
+                statistics.largest_free = of_pool.largest_free;
+                statistics.upstream_blocks = of_pool.slabs;
+                statistics.records = of_pool.fences;
+                statistics.growths = of_pool.growths;
+                statistics.returns = of_pool.returns;
+                Some(statistics)
             }
             _ => None,
         }

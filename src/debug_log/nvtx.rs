@@ -1,9 +1,0 @@
-//! NVTX: what NVIDIA's header does in a C program, in as much of it as ranges and the memory extension
-//! need.
-
-mod injection;
-mod memory;
-mod ranges;
-
-pub(crate) use memory::{HeapHandle, MemoryExtension, memory_extension};
-pub(crate) use ranges::range;
