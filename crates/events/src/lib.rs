@@ -3,6 +3,7 @@
 
 mod catch;
 mod emit;
+mod environment;
 #[cfg(feature = "nvtx")]
 mod nvtx;
 
@@ -11,12 +12,11 @@ pub use emit::{
     DeferEvents, LEVEL, POOL, defer_events, defer_events_under_lock, emit, emit_deferred,
     is_deferring, is_enabled,
 };
+pub use environment::variable;
 pub use nvtx::range;
 #[cfg(feature = "nvtx")]
 pub use nvtx::{HeapHandle, MemoryExtension, memory_extension};
 pub use tracing;
-
-use std::ffi::OsString;
 
 #[cfg(not(feature = "nvtx"))]
 mod nvtx {
@@ -26,9 +26,4 @@ mod nvtx {
     pub fn range(_name: &'static std::ffi::CStr, _bytes: usize) -> Range {
         Range
     }
-}
-
-/// What a variable of the environment says. One that is empty says nothing.
-pub fn variable(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
 }

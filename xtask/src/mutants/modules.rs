@@ -14,6 +14,7 @@ pub(crate) struct Module {
 }
 
 const CRATE: &str = "src/lib.rs";
+const POOL: &str = "crates/pool/src/lib.rs";
 const CAPI: &str = "capi/src/lib.rs";
 
 const HOST_MEMORY: &[(&str, &[&str])] = &[
@@ -77,10 +78,10 @@ pub(crate) const MODULES: &[Module] = &[
     Module { name: "pinned", path: "src/pinned", root: CRATE, tests: HOST_MEMORY },
     Module {
         name: "pool",
-        path: "src/pool",
-        root: CRATE,
+        path: "crates/pool/src",
+        root: POOL,
         tests: &[
-            ("aquifer", &["pool::"]),
+            ("aquifer_pool", &["tests::"]),
             (
                 "it",
                 &[

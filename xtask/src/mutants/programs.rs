@@ -113,13 +113,18 @@ impl Programs {
 
     /// Where cargo would start the tests of a target: the folder of their package.
     fn folder(&self, target: &str) -> PathBuf {
-        if package(target) == "aquifer" { self.root.clone() } else { self.root.join("capi") }
+        match package(target) {
+            "aquifer" => self.root.clone(),
+            "aquifer-pool" => self.root.join("crates/pool"),
+            _ => self.root.join("capi"),
+        }
     }
 }
 
 fn package(target: &str) -> &'static str {
     match target {
         "aquifer_capi" | "programs" => "aquifer-capi",
+        "aquifer_pool" => "aquifer-pool",
         _ => "aquifer",
     }
 }
@@ -166,8 +171,9 @@ fn compile(place: &Place, root: &std::path::Path, targets: &BTreeSet<String>) ->
         command.arg(OPTIONS);
     }
     command.args(packages.iter().flat_map(|package| ["-p", package]));
-    let (own, others): (Vec<_>, Vec<_>) =
-        targets.iter().partition(|target| ["aquifer", "aquifer_capi"].contains(&target.as_str()));
+    let (own, others): (Vec<_>, Vec<_>) = targets
+        .iter()
+        .partition(|target| ["aquifer", "aquifer_capi", "aquifer_pool"].contains(&target.as_str()));
     if !own.is_empty() {
         command.arg("--lib");
     }

@@ -4,9 +4,9 @@
 //! import of its own: it is a name, and a path that goes through it leads to the file of the item. So
 //! a folder's `mod.rs` may re-export what its children define. Modules of tests import what they need.
 
-use super::Finding;
 use super::layers::modules;
 use super::source::{Kind, Named, Source};
+use super::{Finding, LIBRARIES};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many re-exports a path may go through.
@@ -17,7 +17,7 @@ type Path = Vec<String>;
 /// Files with the files that they import.
 pub(super) type Imports<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
-/// The files of `src/` by their module paths, with what each of them re-exports or imports by name.
+/// The files of a crate by their module paths, with what each of them re-exports or imports by name.
 struct Crate<'a> {
     files: BTreeMap<Path, &'a Source>,
     /// By module path, and by name within it: the absolute path of what a `use` brings in.
@@ -47,15 +47,21 @@ pub(super) fn no_circles(sources: &[Source], findings: &mut Vec<Finding>) {
 
 /// Each file of `src/` that is not of tests, with the files that it imports.
 pub(super) fn imports(sources: &[Source]) -> Imports<'_> {
-    let whole = Crate::new(sources);
-    whole.files.iter().map(|(module, source)| (&*source.path, whole.imported(module))).collect()
+    let mut all = Imports::new();
+    for folder in LIBRARIES {
+        let whole = Crate::new(sources, folder);
+        for (module, source) in &whole.files {
+            all.insert(&source.path, whole.imported(module));
+        }
+    }
+    all
 }
 
 impl<'a> Crate<'a> {
-    fn new(sources: &'a [Source]) -> Self {
+    fn new(sources: &'a [Source], folder: &str) -> Self {
         let mut files = BTreeMap::new();
-        for source in sources.iter().filter(|source| source.is_in("src") && !source.is_tests()) {
-            let inside = source.path.trim_start_matches("src/");
+        for source in sources.iter().filter(|source| source.is_in(folder) && !source.is_tests()) {
+            let inside = source.path.trim_start_matches(folder).trim_start_matches('/');
             files.insert(modules(inside).into_iter().map(String::from).collect(), source);
         }
         let mut whole = Self { files, names: BTreeMap::new() };

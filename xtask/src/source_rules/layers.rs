@@ -5,11 +5,11 @@ use super::source::Source;
 
 /// The modules at the crate's root, the lowest layer first. `lib` is `src/lib.rs`, and what it
 /// re-exports; `guide` has no code, and links to all of that.
-pub(crate) const LAYERS: [&[&str]; 8] = [
-    &["heap", "sync", "error", "layout", "impls", "debug_log"],
+/// `heap`, `pool` and `sync` are crates below.
+pub(crate) const LAYERS: [&[&str]; 7] = [
+    &["heap", "pool", "sync", "error", "layout", "impls", "debug_log"],
     &["driver"],
     &["device", "stream", "event"],
-    &["pool"],
     &["resource", "adaptor", "pinned"],
     &["container", "transfer", "interop", "collective"],
     &["manager"],

@@ -1,5 +1,6 @@
 //! The rules of the source that no compiler checks.
 
+mod crates;
 mod imports;
 mod layers;
 pub(crate) mod links;
@@ -15,8 +16,11 @@ use source::{Source, sources};
 use std::fmt;
 
 /// The folders whose Rust files are looked at.
-const FOLDERS: [&str; 12] = [
+const FOLDERS: [&str; 15] = [
     "src",
+    "crates/events/src",
+    "crates/pool/src",
+    "crates/sync/src",
     "tests",
     "loom_tests",
     "benches",
@@ -29,6 +33,10 @@ const FOLDERS: [&str; 12] = [
     "replay/src",
     "replay/tests",
 ];
+
+/// The sources of the crate that people name, and of those below it.
+pub(crate) const LIBRARIES: [&str; 4] =
+    ["src", "crates/events/src", "crates/pool/src", "crates/sync/src"];
 
 /// Something in a file that breaks a rule.
 #[derive(Debug, PartialEq)]
@@ -74,6 +82,7 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
         rule(&sources, &mut findings);
     }
     findings.extend(links::relative(&place.root)?);
+    findings.extend(crates::said_imports(&place.root)?);
     for finding in &findings {
         println!("{finding}");
     }

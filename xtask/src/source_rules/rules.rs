@@ -1,10 +1,10 @@
 //! The rules that look at one file at a time, but for that of the layers.
 
-use super::Finding;
 use super::source::{Kind, Source};
+use super::{Finding, LIBRARIES};
 
-/// The module of locks and atomics, the only one of `src` that names them or loom.
-const SYNC: &str = "src/sync";
+/// The crate of locks and atomics, the only one of ours that names them or loom.
+const SYNC: &str = "crates/sync";
 
 /// Modules that locks, atomics and channels come from.
 const LOCK_MODULES: [[&str; 2]; 4] =
@@ -27,12 +27,17 @@ const LONGEST_FILE: usize = 800;
 /// What ships is read more often than a test is.
 const LONGEST_FILE_OF_SRC: usize = 600;
 
-const LIMITED: [&str; 7] =
-    ["src", "tests", "loom_tests", "benches", "replay/benches", "replay/src", "replay/tests"];
+const LIMITED: [&str; 6] =
+    ["tests", "loom_tests", "benches", "replay/benches", "replay/src", "replay/tests"];
 
-/// In `src`, locks, atomics, channels and thread locals are named in `sync` alone, tests included.
+/// Whether it is of the crate that people name, or of one below it.
+fn is_of_libraries(source: &Source) -> bool {
+    LIBRARIES.iter().any(|folder| source.is_in(folder))
+}
+
+/// In our libraries, locks, atomics, channels and thread locals are named in `crates/sync` alone, tests included.
 pub(crate) fn locks_through_sync(source: &Source, findings: &mut Vec<Finding>) {
-    if !source.is_in("src") || source.is_in(SYNC) {
+    if !is_of_libraries(source) || source.is_in(SYNC) {
         return;
     }
     for name in source.names() {
@@ -47,7 +52,9 @@ pub(crate) fn locks_through_sync(source: &Source, findings: &mut Vec<Finding>) {
     }
     // The macro is in the prelude; a file that imports `sync`'s means that one.
     let through_sync = source.names().iter().any(|name| {
-        name.segments.starts_with(&["crate", "sync"]) && name.segments.ends_with(&["thread_local"])
+        let through = [&["crate", "sync"][..], &["aquifer_sync"]];
+        through.iter().any(|path| name.segments.starts_with(path))
+            && name.segments.ends_with(&["thread_local"])
     });
     for two in source.tokens.windows(2) {
         let [word, next] = two else { continue };
@@ -95,7 +102,11 @@ pub(crate) fn loom_through_sync(source: &Source, findings: &mut Vec<Finding>) {
 /// Events are told through `debug_log`, which cuts levels, stops a subscriber's panic and waits for
 /// locks: the macros of `tracing` do none of it.
 pub(crate) fn events_through_debug_log(source: &Source, findings: &mut Vec<Finding>) {
-    if !source.is_in("src") || source.is_in("src/debug_log") || source.is_tests() {
+    if !is_of_libraries(source)
+        || source.is_in("src/debug_log")
+        || source.is_in("crates/events")
+        || source.is_tests()
+    {
         return;
     }
     for name in source.names() {
@@ -111,7 +122,7 @@ pub(crate) fn events_through_debug_log(source: &Source, findings: &mut Vec<Findi
 /// Nothing in a `src` that ships panics on purpose, outside modules and files of tests, and the one file
 /// whose purpose is to fail the tests of users.
 pub(crate) fn no_panics(source: &Source, findings: &mut Vec<Finding>) {
-    if !["src", "replay/src"].iter().any(|folder| source.is_in(folder))
+    if !(is_of_libraries(source) || source.is_in("replay/src"))
         || source.is_tests()
         || source.path == FAILS_TESTS
     {
@@ -140,10 +151,10 @@ pub(crate) fn no_panics(source: &Source, findings: &mut Vec<Finding>) {
 
 /// No file is longer than one can keep in mind.
 pub(crate) fn short_files(source: &Source, findings: &mut Vec<Finding>) {
-    if !LIMITED.iter().any(|folder| source.is_in(folder)) {
+    if !(is_of_libraries(source) || LIMITED.iter().any(|folder| source.is_in(folder))) {
         return;
     }
-    let short = source.is_in("src") && !source.is_tests();
+    let short = is_of_libraries(source) && !source.is_tests();
     let most = if short { LONGEST_FILE_OF_SRC } else { LONGEST_FILE };
     if source.lines > most {
         let text = format!("{} lines, {most} at most", source.lines);

@@ -34,7 +34,10 @@ fn locks_are_named_in_sync_alone() {
         "#[cfg(test)] mod tests { use std::sync::Mutex; }",
     ] {
         assert!(!found(rules::locks_through_sync, "src/pool/steal.rs", bad).is_empty(), "{bad}");
-        assert!(found(rules::locks_through_sync, "src/sync/mod.rs", bad).is_empty(), "{bad}");
+        assert!(
+            found(rules::locks_through_sync, "crates/sync/src/lib.rs", bad).is_empty(),
+            "{bad}"
+        );
         assert!(found(rules::locks_through_sync, "tests/pool.rs", bad).is_empty(), "{bad}");
     }
     for good in [
@@ -66,7 +69,7 @@ fn the_models_cfg_is_named_in_sync_and_the_models() {
     ] {
         assert_eq!(found(rules::loom_through_sync, "src/pool/steal.rs", bad), [1], "{bad}");
         assert_eq!(found(rules::loom_through_sync, "tests/pool.rs", bad), [1], "{bad}");
-        assert!(found(rules::loom_through_sync, "src/sync/mod.rs", bad).is_empty());
+        assert!(found(rules::loom_through_sync, "crates/sync/src/lib.rs", bad).is_empty());
         assert!(found(rules::loom_through_sync, "loom_tests/pending_uses.rs", bad).is_empty());
     }
     assert_eq!(found(rules::loom_through_sync, "src/pool.rs", "#[cfg(loom)] fn f() {}"), [1]);

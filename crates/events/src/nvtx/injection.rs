@@ -2,7 +2,7 @@
 //! writes the addresses of its functions to the program's *function slots*, as the header calls them. An empty
 //! one is a no-op.
 
-use crate::variable;
+use crate::environment::variable;
 use aquifer_sync::trusted::{AtomicUsize, Ordering};
 use libloading::Library;
 
