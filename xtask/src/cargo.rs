@@ -125,6 +125,12 @@ pub(crate) fn doc(place: &Place) -> Result<Verdict> {
         "aquifer",
         "-p",
         "aquifer-replay",
+        "-p",
+        "aquifer-events",
+        "-p",
+        "aquifer-pool",
+        "-p",
+        "aquifer-sync",
         OPTIONS,
     ]);
     shown(&mut command, None)?.ok()?;
@@ -137,7 +143,7 @@ pub(crate) fn package(place: &Place) -> Result<Verdict> {
     let crates = ["aquifer-sync", "aquifer-events", "aquifer-pool", "aquifer"];
     let mut publish = cargo(place);
     publish.args(["publish", "--dry-run", "--allow-dirty"]);
-    crates.iter().for_each(|name| drop(publish.args(["-p", name])));
+    publish.args(crates.iter().flat_map(|name| ["-p", name]));
     shown(&mut publish, None)?.ok()?;
     Ok(Verdict::Passed(format!("{} crates", crates.len())))
 }

@@ -17,7 +17,7 @@ pub(super) const UNIT_SHIFT: u32 = 8;
 pub struct Block {
     pub address: u64,
     /// From the low end: 32 bits of the node, 16 of the slot that owns the block, 15 of the pool's
-    /// number, and [`GRAPH_BIT`].
+    /// number, and `GRAPH_BIT`.
     pub token: u64,
     pub bytes: usize,
 }

@@ -1,11 +1,11 @@
 //! The pool: heaps, epochs and magazines. Stream-ordered memory that costs no driver call when warm.
 //!
-//! Each stream has a [slot](slot): a heap of its own behind a lock that no other stream needs, an
+//! Each stream has a slot: a heap of its own behind a lock that no other stream needs, an
 //! epoch, remote frees, and the magazines of the threads that use it. A block stays with the heap that
 //! owns it: freed on another stream, it goes back to its owner with that stream's stamp. Slot 0 has
 //! the heap that all streams share.
 //!
-//! The locks and the invariants are in [`core`]. Files import only files above them here:
+//! The locks and the invariants are in `core`. Files import only files above them here:
 //!
 //! | file | what is in it |
 //! | --- | --- |

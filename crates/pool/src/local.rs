@@ -45,6 +45,7 @@ impl PoolId {
     pub const NONE: Self = Self { number: 0, key: 0 };
 
     /// The one of a new pool.
+    #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         Self::of(unique_pool())
     }

@@ -15,7 +15,7 @@ pub struct PoolBlock {
     pub is_free: bool,
 }
 
-/// A pool's memory, from [`PoolResource::memory_map`](crate::PoolResource::memory_map).
+/// A pool's memory, from `PoolResource::memory_map`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolMap {

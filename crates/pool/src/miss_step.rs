@@ -22,7 +22,7 @@ pub enum MissStep {
     /// for one that fits. Where the device has no memory left, its other pools give back what they have free: before this
     /// step what the device is past, after it what is pending, behind waits for the streams that freed it, until that is
     /// enough. A pool keeps its initial size. A policy without this step takes from them what the device is past.
-    /// The callback ([`PoolOptions::failure_callback`](crate::mr::PoolOptions::failure_callback)) is asked right before this
+    /// The callback (`PoolOptions::failure_callback`) is asked right before this
     /// step, or before a refusal if the policy has no such step.
     Trim,
 }

@@ -5,7 +5,7 @@ use super::core::Pool;
 use super::upstream::Upstream;
 use crate::sync::trusted::Ordering;
 
-/// What a pool holds and what it did. From [`PoolResource::statistics`](crate::PoolResource::statistics).
+/// What a pool holds and what it did. From `PoolResource::statistics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStatistics {
@@ -21,7 +21,7 @@ pub struct PoolStatistics {
     pub free: usize,
     /// Of the free bytes, those that threads keep ready in their magazines.
     pub cached: usize,
-    /// Of the bytes in use, those that were freed and wait for a [`Graph`](crate::stream::Graph) to go.
+    /// Of the bytes in use, those that were freed and wait for a `Graph` to go.
     pub held: usize,
     /// Bytes of the largest free block outside of magazines.
     pub largest_free: usize,

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The driver calls and the memory of one pool. The crate has one implementation, over
 /// `DeviceResource`; the models of `loom_tests/` have another, whose streams are vector clocks.
 ///
-/// INV-POOL-8 (see [`core`](super::core)): while a declared capture has a stream, each call here that names
+/// INV-POOL-8 (see `core`): while a declared capture has a stream, each call here that names
 /// the stream fails on every thread but the capture's own, and the stream is given nothing.
 pub trait Upstream: Send + Sync + 'static {
     type Stream: Clone + Send + Sync + 'static;

@@ -12,7 +12,7 @@
 //! | never left, or its thread ended first | yes | any | list, for good |
 //!
 //! - INV-1: only its own thread reads or writes a list: `innermost` and the `outer` of its frames.
-//! - INV-2: a list owns one reference to each of its frames, until [`take_ended`] returns it.
+//! - INV-2: a list owns one reference to each of its frames, until `take_ended` returns it.
 //! - INV-3: only frames of scopes that have not ended are current.
 //!
 //! A list has no destructor, so it outlives thread locals that have one, and without a scope a look at
@@ -54,6 +54,12 @@ pub struct ScopeList<T: 'static> {
 pub type ScopeKey<T> = LocalKey<ScopeList<T>>;
 
 const _: () = assert!(!std::mem::needs_drop::<ScopeList<Arc<()>>>());
+
+impl<T: Send + Sync> Default for ScopeList<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl<T: Send + Sync> ScopeList<T> {
     pub const fn new() -> Self {

@@ -5,7 +5,7 @@ use super::thread_local;
 use super::trusted::unique;
 use std::cell::Cell;
 
-/// No thread's number: what [`current`] gives on a thread that has none yet.
+/// No thread's number: what `current` gives on a thread that has none yet.
 pub const NO_THREAD: u64 = 0;
 
 thread_local! {
