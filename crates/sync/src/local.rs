@@ -70,13 +70,14 @@ pub fn drop_thread_locals() {
     }
 }
 
+#[macro_export]
 macro_rules! loom_thread_local {
     ($($(#[$attribute:meta])* static $name:ident: $type:ty = $init:expr;)*) => {
         $(
             $(#[$attribute])*
-            static $name: crate::local::LocalKey<$type> =
-                crate::local::LocalKey::new(|| $init);
+            static $name: $crate::local::LocalKey<$type> =
+                $crate::local::LocalKey::new(|| $init);
         )*
     };
 }
-pub use loom_thread_local as thread_local;
+pub use crate::loom_thread_local as thread_local;

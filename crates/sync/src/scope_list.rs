@@ -55,12 +55,6 @@ pub type ScopeKey<T> = LocalKey<ScopeList<T>>;
 
 const _: () = assert!(!std::mem::needs_drop::<ScopeList<Arc<()>>>());
 
-impl<T: Send + Sync> Default for ScopeList<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<T: Send + Sync> ScopeList<T> {
     pub const fn new() -> Self {
         Self { innermost: Cell::new(null()) }
@@ -93,6 +87,12 @@ impl<T: Send + Sync> ScopeList<T> {
 
     pub fn is_empty(&self) -> bool {
         self.innermost.get().is_null()
+    }
+}
+
+impl<T: Send + Sync> Default for ScopeList<T> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
