@@ -1,5 +1,6 @@
 //! Links of the pages that people read in the repository, on crates.io and on docs.rs. A relative link
-//! leads somewhere in one of these places alone. README.md, which rustdoc does not show, may have pictures of the repository.
+//! leads somewhere in one of these places alone. README.md and
+//! ARCHITECTURE.md, which rustdoc does not show, may have pictures of the repository.
 
 use super::Finding;
 use crate::Place;
@@ -29,7 +30,7 @@ struct Page {
 /// The links that lead nowhere when their page is read elsewhere.
 pub(super) fn relative(root: &Path) -> Result<Vec<Finding>> {
     let is_picture = |page: &Page, target: &str| {
-        page.path == "README.md" && target.ends_with(".svg") && root.join(target).is_file()
+        ["README.md", "ARCHITECTURE.md"].contains(&&*page.path) && target.ends_with(".svg") && root.join(target).is_file()
     };
     let of_page = |page: &Page| {
         page.findings(|target| if is_picture(page, target) { None } else { relative_link(target) })
