@@ -30,7 +30,9 @@ struct Page {
 /// The links that lead nowhere when their page is read elsewhere.
 pub(super) fn relative(root: &Path) -> Result<Vec<Finding>> {
     let is_picture = |page: &Page, target: &str| {
-        ["README.md", "ARCHITECTURE.md"].contains(&&*page.path) && target.ends_with(".svg") && root.join(target).is_file()
+        ["README.md", "ARCHITECTURE.md"].contains(&&*page.path)
+            && target.ends_with(".svg")
+            && root.join(target).is_file()
     };
     let of_page = |page: &Page| {
         page.findings(|target| if is_picture(page, target) { None } else { relative_link(target) })

@@ -1,6 +1,7 @@
 //! The rules of the source that no compiler checks.
 
 mod crates;
+mod front_door;
 mod imports;
 mod layers;
 pub(crate) mod links;
@@ -83,6 +84,7 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     }
     findings.extend(links::relative(&place.root)?);
     findings.extend(crates::said_imports(&place.root)?);
+    findings.extend(front_door::few_names(&place.root)?);
     for finding in &findings {
         println!("{finding}");
     }
