@@ -205,7 +205,7 @@ fn a_threshold_outlives_no_pool() {
         assert_eq!(simulator.live_bytes(), 0);
     }
     std::thread::scope(|scope| {
-        for _ in 0..4 {
+        let threads = [(); 4].map(|()| {
             scope.spawn(|| {
                 for _ in 0..20 {
                     let pool = mapped(&device);
@@ -215,8 +215,10 @@ fn a_threshold_outlives_no_pool() {
                     drop(pool);
                     stream.synchronize().unwrap();
                 }
-            });
-        }
+            })
+        });
+        // The scope alone waits for no thread locals, which keep the pool.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     device.synchronize().unwrap();
     assert_eq!(simulator.live_bytes(), 0);

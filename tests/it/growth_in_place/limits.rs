@@ -252,7 +252,7 @@ fn threads_grow_vectors_side_by_side() {
         Fixture::with(SimConfig::default(), |options| options.maximum_size(400 * GRANULE));
     let shared = fixture.device.new_stream().unwrap();
     std::thread::scope(|scope| {
-        for thread in 0..4_u32 {
+        let threads = [0, 1, 2, 3_u32].map(|thread| {
             let (device, pool, shared) = (&fixture.device, &fixture.pool, &shared);
             scope.spawn(move || {
                 let own = device.new_stream().unwrap();
@@ -271,8 +271,10 @@ fn threads_grow_vectors_side_by_side() {
                         assert!(vec.to_vec().unwrap()[10..].iter().all(|it| *it == value));
                     }
                 }
-            });
-        }
+            })
+        });
+        // The scope alone waits for no thread locals, which keep the pool.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     assert!(fixture.pool.statistics().peak_reserved <= 400 * GRANULE);
     assert_eq!(fixture.pool.statistics().live, 0);
