@@ -102,7 +102,7 @@ fn nobody_is_refused_what_a_growth_gives_back() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (device, pool, is_over) = (&fixture.device, &fixture.pool, &is_over);
-        scope.spawn(move || {
+        let thread = scope.spawn(move || {
             let own = device.new_stream().unwrap();
             for round in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
                 let bytes = (10 + round % 17) * GRANULE + round % 5 * 256;
@@ -115,6 +115,8 @@ fn nobody_is_refused_what_a_growth_gives_back() {
             assert!(vec.reserve_exact(60 * GRANULE / 4).is_err());
         }
         is_over.store(true, Ordering::Relaxed);
+        // Its thread locals keep the pool.
+        thread.join().unwrap();
     });
     assert_values(&vec, &[(1000, 0), (8 * GRANULE / 4, 7)]);
     drop(vec);
