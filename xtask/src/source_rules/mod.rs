@@ -5,6 +5,7 @@ mod front_door;
 mod imports;
 mod layers;
 pub(crate) mod links;
+mod lists;
 mod rules;
 pub(crate) mod source;
 #[cfg(test)]
@@ -85,6 +86,7 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     findings.extend(links::relative(&place.root)?);
     findings.extend(crates::said_imports(&place.root)?);
     findings.extend(front_door::few_names(&place.root)?);
+    findings.extend(lists::complete(&place.root)?);
     for finding in &findings {
         println!("{finding}");
     }
