@@ -114,6 +114,8 @@ impl Device {
         }
         let device = Self::with_driver(open()?);
         devices.push(device.clone());
+        drop(devices);
+        detect::forget_missing();
         Ok(device)
     }
 

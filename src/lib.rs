@@ -6,7 +6,7 @@
 //! use aquifer::{Device, PinnedAlloc};
 //!
 //! # fn main() -> Result<(), aquifer::Error> {
-//! // For tests and examples. `Device::detect` takes a GPU, or returns an error.
+//! // Of the feature `sim`. A program for GPUs calls `Device::detect`, which takes one or returns an error.
 //! let device = Device::detect_or_simulate()?;
 //! let stream = device.new_stream()?;
 //! let mut host: Vec<f32, PinnedAlloc> = Vec::with_capacity_in(1000, PinnedAlloc);

@@ -2,7 +2,7 @@
 
 use crate::error::{Raised, Result};
 use crate::interpreter::{argument, detach};
-use aquifer_capi::embedded;
+use aquifer_capi::{aquifer_status as Status, embedded};
 use aquifer_rs::Device;
 use pyo3::prelude::*;
 use std::cell::Cell;
@@ -53,11 +53,18 @@ pub(crate) fn current_ordinal() -> i32 {
     }
 }
 
+/// Whether there is no GPU, and nothing worse.
+fn is_missing(status: Status) -> bool {
+    matches!(status, Status::AQUIFER_ERROR_NO_DEVICE)
+}
+
 /// How many devices there are: 1 where that is the simulated one.
 #[pyfunction]
 pub(crate) fn device_count(py: Python<'_>) -> PyResult<usize> {
-    if device(py, 0).is_ok_and(|device| device.simulator().is_some()) {
-        return Ok(1);
+    match detach(py, || embedded::device(0)) {
+        Ok(device) if device.simulator().is_some() => return Ok(1),
+        Err(failure) if !is_missing(failure.status()) => return Err(Raised::from(failure).into()),
+        _ => {}
     }
     Ok(Device::count().map_err(Raised::from)?)
 }

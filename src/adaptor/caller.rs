@@ -7,7 +7,17 @@ use std::env;
 use std::path::Path;
 
 /// Crates whose frames lie between an allocation and the program's code.
-const SKIPPED: [&str; 6] = ["aquifer", "std", "core", "alloc", "allocator_api2", "backtrace"];
+const SKIPPED: [&str; 9] = [
+    "aquifer",
+    "aquifer_pool",
+    "aquifer_events",
+    "aquifer_sync",
+    "std",
+    "core",
+    "alloc",
+    "allocator_api2",
+    "backtrace",
+];
 
 /// A function, and the line in it if it is known.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,8 +57,18 @@ fn first_outside(functions: impl IntoIterator<Item = FrameFunction>) -> Option<C
 /// Whether a file is outside the source of the [`SKIPPED`] crates.
 fn is_outside(file: &str) -> bool {
     const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
+    // Of the repository, and of the registry.
+    const BELOW: [&str; 6] = [
+        concat!(env!("CARGO_MANIFEST_DIR"), "/crates/pool/src/"),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/crates/events/src/"),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/crates/sync/src/"),
+        "/aquifer-pool-",
+        "/aquifer-events-",
+        "/aquifer-sync-",
+    ];
     let theirs = ["/rustc/", "/library/", "/allocator-api2-", "/backtrace-0."];
-    !file.starts_with(OURS) && !theirs.iter().any(|part| file.contains(part))
+    let skipped = BELOW.iter().chain(&theirs).any(|part| file.contains(part));
+    !file.starts_with(OURS) && !skipped
 }
 
 /// The crate of a function. A trait's method is of its type's crate, or of the trait's if the type is

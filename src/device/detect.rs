@@ -4,6 +4,7 @@ use super::Device;
 use crate::driver::{BackendKind, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::variable;
+use crate::sync::LazyLock;
 use crate::sync::trusted::Mutex;
 use std::ffi::OsString;
 
@@ -16,6 +17,9 @@ const GPU: &str = if cfg!(feature = "cuda") {
 } else {
     "build with the feature `cuda`"
 };
+/// Where there is a driver.
+const VISIBLE_GPU: &str =
+    "see that a GPU is visible here (CUDA_VISIBLE_DEVICES, a container's --gpus)";
 /// And for a simulated device.
 const SIMULATED: &str = if cfg!(feature = "sim") {
     "call Device::detect_or_simulate, or set AQUIFER_BACKEND=sim"
@@ -28,9 +32,24 @@ const SIMULATED_BY_VARIABLE: &str = if cfg!(feature = "sim") {
     "build with the feature `sim`, and set AQUIFER_BACKEND=sim"
 };
 
-/// Whether the environment wants a GPU and nothing else.
+/// Why there was no device when [`Device::of_process`] looked for one: only that there is none, which each block of host
+/// memory need not find out anew.
+static MISSING: Mutex<Option<Error>> = Mutex::new(None);
+
+/// A GPU was opened.
+pub(super) fn forget_missing() {
+    *MISSING.lock() = None;
+}
+
+/// Whether the environment wants a GPU and nothing else. Read once: another thread may write the environment by C's means.
 pub(crate) fn asks_for_gpu() -> bool {
-    variable("AQUIFER_BACKEND").is_some_and(|backend| backend == "cuda")
+    static ASKS: LazyLock<bool> =
+        LazyLock::new(|| variable("AQUIFER_BACKEND").is_some_and(|backend| backend == "cuda"));
+    *ASKS
+}
+
+fn is_missing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice)
 }
 
 /// How the device of the process was found.
@@ -93,11 +112,20 @@ impl Device {
     pub fn detect() -> Result<Self> {
         not_forked("a device")?;
         let mut found = FOUND.lock();
-        if let Some(Found::Detected(device)) = &*found {
-            return Ok(device.clone());
+        match &*found {
+            Some(Found::Detected(device)) => return Ok(device.clone()),
+            // The environment asks for one by now.
+            #[cfg(feature = "sim")]
+            Some(Found::Simulated(device))
+                if variable("AQUIFER_BACKEND").is_some_and(|backend| backend == "sim") =>
+            {
+                return Ok(device.clone());
+            }
+            _ => {}
         }
         let device = Self::choose(&variable).map_err(|undetected| undetected.error)?;
-        *found = Some(Found::Detected(device.clone()));
+        // A simulated device stays the one of the process.
+        found.get_or_insert_with(|| Found::Detected(device.clone()));
         Ok(device)
     }
 
@@ -115,18 +143,22 @@ impl Device {
     /// The device of the process: the one that was found, by whichever call, else what [`detect`](Self::detect) finds. It
     /// looks for one once: each block of host memory asks.
     pub(crate) fn of_process() -> Result<Self> {
-        static MISSING: Mutex<Option<Error>> = Mutex::new(None);
         not_forked("a device")?;
         let found = FOUND.lock().as_ref().map(|found| found.device().clone());
         if let Some(device) = found {
             return Ok(device);
         }
-        let mut missing = MISSING.lock();
-        if let Some(error) = &*missing {
-            return Err(error.clone());
+        let missing = MISSING.lock().clone();
+        if let Some(error) = missing {
+            return Err(error);
         }
         let detected = Self::detect();
-        *missing = detected.as_ref().err().cloned();
+        // What may be otherwise soon is asked again: a GPU that is full or not ready.
+        if let Err(error) = &detected
+            && is_missing(error)
+        {
+            *MISSING.lock() = Some(error.clone());
+        }
         detected
     }
 
@@ -146,11 +178,14 @@ impl Device {
         variable: &dyn Fn(&str) -> Option<OsString>,
     ) -> std::result::Result<Self, Undetected> {
         let open = |context: &str, simulated: &str| {
-            Self::open(0).map_err(|error| match error.kind() {
-                ErrorKind::NoDriver | ErrorKind::NoDevice => error
-                    .within(context)
-                    .with_advice(format!("{GPU}; or, for a simulated device, {simulated}")),
-                _ => error.within(context),
+            Self::open(0).map_err(|error| {
+                let error = error.within(context);
+                let gpu = match error.kind() {
+                    ErrorKind::NoDriver => GPU,
+                    ErrorKind::NoDevice => VISIBLE_GPU,
+                    _ => return error,
+                };
+                error.with_advice(format!("{gpu}; or, for a simulated device, {simulated}"))
             })
         };
         let backend = variable("AQUIFER_BACKEND");
@@ -175,10 +210,8 @@ impl Device {
                 let error = Error::new(ErrorKind::Environment, what);
                 Err(error.with_advice("set it to `cuda` or to `sim`, or unset it").into())
             }
-            None => open("GPU 0 was looked for", SIMULATED).map_err(|error| Undetected {
-                may_simulate: matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice),
-                error,
-            }),
+            None => open("GPU 0 was looked for", SIMULATED)
+                .map_err(|error| Undetected { may_simulate: is_missing(&error), error }),
         }
     }
 }

@@ -88,10 +88,12 @@ fn without_a_gpu_both_ways_on_are_named() {
     assert!(may_simulate, "{error}");
     let text = error.to_string();
     assert!(text.starts_with("GPU 0 was looked for: "), "{text}");
-    let gpu = if cfg!(feature = "cuda") {
-        "install the NVIDIA driver"
-    } else {
-        "build with the feature `cuda`"
+    let gpu = match error.kind() {
+        ErrorKind::NoDevice => {
+            "see that a GPU is visible here (CUDA_VISIBLE_DEVICES, a container's --gpus)"
+        }
+        _ if cfg!(feature = "cuda") => "install the NVIDIA driver",
+        _ => "build with the feature `cuda`",
     };
     let ways = format!(
         "({gpu}; or, for a simulated device, call Device::detect_or_simulate, or set AQUIFER_BACKEND=sim)"

@@ -2,13 +2,17 @@
 
 use crate::debug_log::deferred_event;
 use crate::device::asks_for_gpu;
+use crate::driver::fork::install_handler;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::sync::LazyLock;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
+use std::io::Write;
 use std::ptr::NonNull;
+use tracing::dispatcher;
+use tracing::subscriber::NoSubscriber;
 
 /// The blocks that are live, by their addresses.
 static BLOCKS: LazyLock<Mutex<HashMap<usize, Layout>>> = LazyLock::new(Mutex::default);
@@ -21,11 +25,14 @@ pub(super) fn allocate_without_gpu(missing: Error, layout: Layout) -> Result<Non
     if !matches!(missing.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) || asks_for_gpu() {
         return Err(missing);
     }
+    // A child of a fork is to know: another thread may have the table's lock.
+    let _ = install_handler();
     if !WAS_SAID.swap(true, Ordering::Relaxed) {
         let error = missing.to_string();
-        // Before any subscriber is there, the event is lost.
-        if !tracing::dispatcher::has_been_set() {
-            eprintln!("aquifer: no GPU: PinnedAlloc uses ordinary memory: {error}");
+        // Where no subscriber listens, the event is lost. What cannot be written is no reason to fail.
+        if dispatcher::get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
+            let text = "aquifer: no GPU: PinnedAlloc uses ordinary memory";
+            let _ = writeln!(std::io::stderr(), "{text}: {error}");
         }
         deferred_event!(warn, error, "no GPU: PinnedAlloc uses ordinary memory");
     }

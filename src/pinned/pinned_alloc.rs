@@ -23,7 +23,7 @@ use std::ptr::NonNull;
 /// [`Transfer`](crate::Transfer) for copies that own their buffers.
 ///
 /// Where there is no GPU, and nothing is current, it is ordinary memory. That is said once: as a warning in `tracing`, and on
-/// standard error where no subscriber was ever set. With `AQUIFER_BACKEND=cuda` it is an error. Once a program has called
+/// standard error where no subscriber was ever set. Where `AQUIFER_BACKEND` is `cuda`, is `sim` without the feature, or means nothing, it is an error. Once a program has called
 /// [`Device::detect_or_simulate`](crate::Device::detect_or_simulate), the memory is the simulated device's.
 ///
 /// Unless said otherwise that is a [`PinnedPool`](crate::pinned::PinnedPool) over memory of that device: an

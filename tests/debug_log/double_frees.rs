@@ -30,6 +30,8 @@ impl<S: Subscriber> Layer<S> for Uses {
         if *event.metadata().level() != Level::ERROR {
             return;
         }
+        // What a log file of the pools' events has.
+        assert!(event.metadata().target().starts_with("aquifer::"), "{:?}", event.metadata());
         let (pool, streams) = POOL.get().unwrap();
         KEPT.lock().unwrap().push(take(pool, &streams[0], BYTES));
         for stream in streams {

@@ -115,6 +115,21 @@ fn the_report_names_the_very_line_that_leaked() {
     assert_eq!(log.count(Level::WARN, "Outstanding Allocations"), 1);
 }
 
+/// A pool over it allocates in the name of the program's line, too.
+#[test]
+fn the_report_names_the_line_that_a_pool_grew_for() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let tracking = TrackingAdaptor::builder(CudaResource::new(&device));
+    let tracking = tracking.capture_backtraces(true).build();
+    let pool = aquifer::PoolResource::new(tracking.clone()).unwrap();
+    let line = line!() + 1;
+    let vec = DeviceVec::<u32>::zeroed_in(&stream, 1000, pool).unwrap();
+    let place = format!("tests/it/tracking.rs:{line}:");
+    assert!(tracking.report().contains(&place), "{} has no {place}", tracking.report());
+    drop(vec);
+}
+
 #[inline(never)]
 fn takes_after(calls: u32, resource: &dyn DeviceResource, stream: &Stream) -> DeviceBlock {
     let block =

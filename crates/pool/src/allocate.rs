@@ -10,7 +10,7 @@ use super::placement::{LARGE, Search};
 use super::remote_frees::Freed;
 use super::slot::report;
 use super::upstream::{Failure, Upstream};
-use crate::debug_log::{defer_events, emit_deferred, event};
+use crate::debug_log::{POOL, defer_events, emit_deferred, event};
 use crate::heap::NotLive;
 use crate::sync::{Arc, Weak};
 use std::ptr::NonNull;
@@ -287,7 +287,7 @@ impl<U: Upstream> Pool<U> {
             // A pool above may have its locks.
             return emit_deferred(move || {
                 let address = format_args!("{address:#x}");
-                event!(error, address, "a block was given to a pool that is not its own: ignored");
+                event!(error, target: POOL, address, "a block was given to a pool that is not its own: ignored");
             });
         }
         // SAFETY: used before anything else looks for a magazine.
@@ -327,6 +327,7 @@ impl<U: Upstream> Pool<U> {
             return emit_deferred(move || {
                 event!(
                     error,
+                    target: POOL,
                     address = format_args!("{address:#x}"),
                     "leaked device memory: the stream is of another device, or one more than a \
                      pool can tell apart"

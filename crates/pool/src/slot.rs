@@ -7,7 +7,7 @@ use super::magazine::Magazine;
 use super::recent_owners::RecentOwners;
 use super::remote_frees::{Freed, RemoteFrees};
 use super::upstream::{Counted, Upstream};
-use crate::debug_log::{DeferEvents, defer_events_under_lock, emit_deferred, event};
+use crate::debug_log::{DeferEvents, POOL, defer_events_under_lock, emit_deferred, event};
 use crate::heap::{Heap, Node, NotLive};
 use crate::sync::trusted;
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
@@ -173,7 +173,7 @@ impl<U: Upstream> Slot<U> {
 pub(super) fn report(freed: Result<(), NotLive>) {
     if let Err(NotLive(node)) = freed {
         emit_deferred(move || {
-            event!(error, node, "a block was freed twice, or is not of this pool: ignored");
+            event!(error, target: POOL, node, "a block was freed twice, or is not of this pool: ignored");
         });
     }
 }

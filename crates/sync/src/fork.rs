@@ -31,6 +31,7 @@ extern "C" fn in_child() {
 
 /// Sets the function that every later child calls first, on its only thread, so that hot paths need
 /// not check for a fork. There is one such function; it takes no lock and does not allocate.
+#[doc(hidden)]
 pub fn forget_in_child(forget: fn()) {
     let _ = FORGET.set(forget);
 }

@@ -4,6 +4,8 @@ use super::*;
 
 const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/adaptor/tracking/mod.rs");
 
+const OF_THE_POOL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/pool/src/whole_blocks.rs");
+
 fn function(name: &str, file: Option<&str>) -> FrameFunction {
     FrameFunction {
         name: Some(name.into()),
@@ -45,6 +47,9 @@ fn the_first_frame_outside_is_named_with_its_line_where_there_is_one() {
         [
             function("std::backtrace::Backtrace::create", None),
             function("<aquifer::A as aquifer::R>::allocate", Some(OURS)),
+            function("aquifer_pool::whole_blocks::take_upstream", Some(OF_THE_POOL)),
+            function("take_upstream", Some(OF_THE_POOL)),
+            function("take_upstream", Some("/registry/aquifer-pool-0.1.0/src/miss.rs")),
             function("_start", None),
         ]
         .into_iter()

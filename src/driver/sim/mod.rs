@@ -74,7 +74,8 @@
 //! - Memory is registered that the process has not mapped, where the system is not Linux; or that it may not read.
 //! - Memory in a bin or a block of a fixed size is used past what was asked: the whole block is the owner's.
 //!
-//! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the *detected* device. For page-locked memory
+//! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the device that
+//! [`Device::detect_or_simulate`](crate::Device::detect_or_simulate) found, or ordinary memory before that. For page-locked memory
 //! of a simulated one, use [`PinnedResource::new`](crate::pinned::PinnedResource::new) with it, or make that
 //! [current](crate::pinned::set_current_pinned_resource).
 
