@@ -69,6 +69,10 @@ impl Drop for DeviceInner {
 /// our last handle is gone, and the fence of page-locked memory has to cover them.
 static OPEN: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
+/// Why there was no device when [`Device::of_process`] looked for one, until one is opened: only that there is none, which
+/// each block of host memory need not find out anew.
+static MISSING: Mutex<Option<Error>> = Mutex::new(None);
+
 impl Device {
     fn with_driver(driver: Arc<dyn Driver>) -> Self {
         Self::of_machine(driver, Arc::default())
@@ -115,7 +119,7 @@ impl Device {
         let device = Self::with_driver(open()?);
         devices.push(device.clone());
         drop(devices);
-        detect::forget_missing();
+        *MISSING.lock() = None;
         Ok(device)
     }
 

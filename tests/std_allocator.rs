@@ -71,6 +71,8 @@ unsafe impl<A: Allocator> allocator_api2::alloc::Allocator for Through<A> {
 
 #[test]
 fn the_process_wide_allocators_keep_the_contract_through_the_standard_trait() {
+    // Without a GPU, of a simulated one.
+    aquifer::Device::detect_or_simulate().unwrap();
     contract::check(|| Through(PinnedAlloc));
     contract::check(|| Through(MappedAlloc));
     contract::check(|| Through(DataAlloc::current()));
@@ -108,6 +110,8 @@ fn collections_of_the_standard_library_live_in_page_locked_memory() {
 
 #[test]
 fn a_standard_vector_in_pinned_memory_goes_over_and_back() {
+    // Without a GPU, of a simulated one.
+    aquifer::Device::detect_or_simulate().unwrap();
     let device = support::device();
     let stream = device.new_stream().unwrap();
     let mut host = Vec::new_in(PinnedAlloc);
@@ -124,6 +128,8 @@ fn a_standard_vector_in_pinned_memory_goes_over_and_back() {
 
 #[test]
 fn a_failure_has_its_reason_through_the_standard_trait() {
+    // Without a GPU, of a simulated one.
+    aquifer::Device::detect_or_simulate().unwrap();
     let mut vec: Vec<u8, PinnedAlloc> = Vec::new_in(PinnedAlloc);
     assert!(vec.try_reserve_exact(isize::MAX as usize).is_err());
     assert!(last_error().unwrap().to_string().contains("address space"));

@@ -1,6 +1,6 @@
 //! Which device a program uses unless it names one.
 
-use super::Device;
+use super::{Device, MISSING};
 use crate::driver::{BackendKind, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::variable;
@@ -31,15 +31,6 @@ const SIMULATED_BY_VARIABLE: &str = if cfg!(feature = "sim") {
 } else {
     "build with the feature `sim`, and set AQUIFER_BACKEND=sim"
 };
-
-/// Why there was no device when [`Device::of_process`] looked for one: only that there is none, which each block of host
-/// memory need not find out anew.
-static MISSING: Mutex<Option<Error>> = Mutex::new(None);
-
-/// A GPU was opened.
-pub(super) fn forget_missing() {
-    *MISSING.lock() = None;
-}
 
 /// Whether the environment wants a GPU and nothing else. Read once: another thread may write the environment by C's means.
 pub(crate) fn asks_for_gpu() -> bool {
