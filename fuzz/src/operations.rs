@@ -1,7 +1,7 @@
 //! Operations on a heap, decoded from bytes: blocks never overlap, only live ones can be freed, and no
 //! byte is lost.
 
-use crate::heap::{Heap, Node, Piece, Tag};
+use aquifer_pool::heap::{Heap, Node, Piece, Tag};
 
 const SHIFT: u32 = 8;
 const TAGS: [Tag; 4] = [0, 1, 2, 4000];
