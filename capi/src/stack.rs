@@ -337,7 +337,8 @@ fn route_of(state: &State, key: (u64, u64), stream: u32) -> Option<Arc<Route>> {
     capture.routes.iter().find(is_its).cloned()
 }
 
-/// Whether device 0 is a simulated one where there is no GPU. Relaxed: a caller is told by whoever asked for it.
+/// Whether device 0 is a simulated one where there is no GPU. Relaxed: a program asks for it before it asks for a
+/// device.
 static SIMULATES: AtomicBool = AtomicBool::new(false);
 
 /// From now on device 0 is a simulated one where there is no GPU.

@@ -53,17 +53,15 @@ pub(crate) fn current_ordinal() -> i32 {
     }
 }
 
-/// Whether there is no GPU, and nothing worse.
-fn is_missing(status: Status) -> bool {
-    matches!(status, Status::AQUIFER_ERROR_NO_DEVICE)
-}
-
 /// How many devices there are: 1 where that is the simulated one.
 #[pyfunction]
 pub(crate) fn device_count(py: Python<'_>) -> PyResult<usize> {
     match detach(py, || embedded::device(0)) {
         Ok(device) if device.simulator().is_some() => return Ok(1),
-        Err(failure) if !is_missing(failure.status()) => return Err(Raised::from(failure).into()),
+        // No GPU is no error here.
+        Err(failure) if failure.status() != Status::AQUIFER_ERROR_NO_DEVICE => {
+            return Err(Raised::from(failure).into());
+        }
         _ => {}
     }
     Ok(Device::count().map_err(Raised::from)?)

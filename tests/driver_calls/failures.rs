@@ -13,6 +13,8 @@ use aquifer::{
 use std::alloc::Layout;
 use std::error::Error as _;
 use std::sync::Arc;
+use tracing::Level;
+use tracing_subscriber::layer::SubscriberExt;
 
 /// Every way to look at an error works without a driver.
 fn print(error: &Error) -> String {
@@ -165,6 +167,11 @@ fn without_a_driver_there_is_an_error_or_a_simulated_device() {
         // Nothing is simulated for a program that did not ask for it.
         assert_eq!(Device::detect().unwrap_err().kind(), ErrorKind::NoDriver);
         assert_eq!(Device::detect_all_or_simulate().unwrap().len(), 2);
+        // Asked for later, it is the one that the process has.
+        // SAFETY: no other thread of this process uses the environment.
+        unsafe { std::env::set_var("AQUIFER_BACKEND", "sim") };
+        assert_eq!(Device::detect().unwrap(), device);
+        assert_eq!(Device::detect_or_simulate().unwrap(), device);
         drop(DeviceVec::<u8>::zeroed(&device.new_stream().unwrap(), 5).unwrap());
     });
 }
@@ -181,10 +188,36 @@ fn without_a_device_there_is_an_error_or_a_simulated_device() {
     });
 }
 
+/// A GPU that is full, or not there yet, is looked for again.
+#[test]
+fn page_locked_memory_asks_again_for_a_gpu_that_was_not_ready() {
+    let name = "failures::page_locked_memory_asks_again_for_a_gpu_that_was_not_ready";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let reserve = || {
+            let mut vec = AllocVec::<u8, _>::new_in(aquifer::PinnedAlloc);
+            vec.try_reserve(100).map_err(|_| aquifer::pinned::last_error().unwrap().kind())
+        };
+        driver.fail("cuDevicePrimaryCtxRetain", 1, 2);
+        assert_eq!(reserve(), Err(ErrorKind::OutOfMemory));
+        driver.fail("cuDeviceGetCount", 1, 100);
+        assert_eq!(reserve(), Ok(()), "ordinary memory, while there is no GPU");
+        assert_eq!(
+            aquifer::pinned::current_pinned_resource().unwrap_err().kind(),
+            ErrorKind::NoDevice
+        );
+        let device = Device::open(0).unwrap();
+        let current = aquifer::pinned::current_pinned_resource().unwrap();
+        assert_eq!(aquifer::DeviceResource::device(&current), &device);
+    });
+}
+
 #[test]
 fn page_locked_memory_without_a_gpu_is_ordinary_memory() {
     let name = "failures::page_locked_memory_without_a_gpu_is_ordinary_memory";
     alone(name, Installed::StandIn, &[("STAND_IN_DEVICES", "0")], |_| {
+        let log = crate::log::Log::default();
+        let subscriber = tracing_subscriber::registry().with(log.clone());
+        tracing::subscriber::set_global_default(subscriber).unwrap();
         let mut vec: AllocVec<u64, aquifer::PinnedAlloc> = AllocVec::new_in(aquifer::PinnedAlloc);
         for n in 0..10_000 {
             vec.push(n);
@@ -219,6 +252,13 @@ fn page_locked_memory_without_a_gpu_is_ordinary_memory() {
                 .any(|call| call.0.starts_with("cuMemHostAlloc") && call.1 > 0)
         );
         drop((vec, locked));
+        assert_eq!(
+            log.count(Level::WARN, "PinnedAlloc uses ordinary memory"),
+            1,
+            "{:?}",
+            log.lines()
+        );
+        assert_eq!(log.count(Level::ERROR, ""), 0, "all went back: {:?}", log.lines());
     });
 }
 

@@ -13,6 +13,8 @@ mod failures;
 mod interop;
 mod ipc;
 mod kernels;
+#[path = "../support/log.rs"]
+mod log;
 mod page_locked;
 
 use allocator_api2::vec::Vec as AllocVec;
