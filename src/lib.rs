@@ -113,7 +113,8 @@ pub mod mr {
     //! | | |
     //! | --- | --- |
     //! | of the driver | [`CudaResource`], [`VirtualResource`], [`AsyncResource`] (the driver's own pool), [`ManagedResource`], [`NcclResource`] |
-    //! | of the host | [`SystemResource`], [`CallbackResource`] |
+    //! | of the host | [`SystemResource`] |
+    //! | by two closures | [`CallbackResource`] |
     //! | over another resource | [`PoolResource`], [`ArenaResource`], [`BinningResource`], [`FixedSizeResource`] |
     //! | adaptors, each over another resource | [`StatisticsAdaptor`], [`LimitingAdaptor`], [`LoggingAdaptor`], [`TrackingAdaptor`], [`CheckedAdaptor`], [`AlignedAdaptor`], [`PrefetchAdaptor`], [`FailureCallbackAdaptor`], [`ThreadSafeAdaptor`], [`TracedAdaptor`] |
     //! | bound to a stream, to a type | [`OnStream`], [`PolymorphicAllocator`] |

@@ -1,4 +1,5 @@
-//! Ordinary memory for [`PinnedAlloc`](crate::PinnedAlloc) where there is no GPU: nothing copies from it asynchronously.
+//! Ordinary memory for [`PinnedAlloc`](crate::PinnedAlloc) where there is no GPU. A simulated device copies from it as from
+//! any memory that is not page-locked.
 
 use crate::debug_log::deferred_event;
 use crate::device::asks_for_gpu;
@@ -7,7 +8,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::sync::LazyLock;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
-use std::alloc::{Layout, alloc, dealloc};
+use allocator_api2::alloc::{Allocator, Global};
+use std::alloc::Layout;
 use std::collections::HashMap;
 use std::io::Write;
 use std::ptr::NonNull;
@@ -36,14 +38,12 @@ pub(super) fn allocate_without_gpu(missing: Error, layout: Layout) -> Result<Non
         }
         deferred_event!(warn, error, "no GPU: PinnedAlloc uses ordinary memory");
     }
-    // SAFETY: the caller of an allocator asks for a size that is not 0.
-    let block = NonNull::new(unsafe { alloc(layout) });
-    let block = block.ok_or_else(|| {
+    let block = Global.allocate(layout).map_err(|_| {
         let what = format!("the system has no {} of ordinary memory", Count(layout.size(), "byte"));
         Error::new(ErrorKind::OutOfMemory, what).with_advice("ask for less")
     })?;
-    BLOCKS.lock().insert(block.expose_provenance().get(), layout);
-    Ok(NonNull::slice_from_raw_parts(block, layout.size()))
+    BLOCKS.lock().insert(block.cast::<u8>().expose_provenance().get(), layout);
+    Ok(block)
 }
 
 /// Frees the block at an address, if there is one. The caller is no child of a fork.
@@ -55,7 +55,7 @@ pub(super) unsafe fn free(pointer: NonNull<u8>) -> bool {
     let layout = BLOCKS.lock().remove(&pointer.addr().get());
     if let Some(layout) = layout {
         // SAFETY: `allocate_without_gpu` made the block by this layout, and the table had it once.
-        unsafe { dealloc(pointer.as_ptr(), layout) };
+        unsafe { Global.deallocate(pointer, layout) };
     }
     layout.is_some()
 }
