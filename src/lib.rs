@@ -34,41 +34,17 @@
 //! | [`debug_log`], [`error`] | what pools report; the one error |
 #![deny(missing_docs, missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Without one of the backends, parts of the lower modules that it alone uses are dead.
-#![cfg_attr(not(all(feature = "cuda", feature = "sim")), allow(dead_code))]
-#![cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(unused_imports, unused_macros))]
-#![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
-
-#[cfg(all(feature = "std-allocator", not(aquifer_std_allocator)))]
-compile_error!(
-    "the feature `std-allocator` needs Rust 1.100, where `std::alloc::Allocator` is stable, or a \
-     nightly with `--cfg aquifer_nightly` in RUSTFLAGS"
-);
-
-mod adaptor;
-pub mod collective;
-pub mod container;
 pub mod debug_log;
-pub mod device;
-mod driver;
-pub mod error;
-mod event;
 #[cfg(doc)]
 pub mod guide;
-mod impls;
+
 #[cfg(feature = "cuda")]
-pub mod interop;
-mod layout;
-mod manager;
-pub mod pinned;
-mod resource;
-pub mod stream;
-pub mod transfer;
-
-// The crates below, by the names of what they hold.
-use aquifer_pool::{self as pool, heap};
-use aquifer_sync as sync;
-
+#[doc(inline)]
+pub use aquifer_core::interop;
+#[cfg(feature = "sim")]
+pub use aquifer_core::sim;
+#[doc(inline)]
+pub use aquifer_core::{container, device, error, kernel, pinned, stream, transfer};
 #[doc(inline)]
 pub use collective::Communicator;
 #[doc(inline)]
@@ -80,8 +56,6 @@ pub use container::{
 pub use device::CheckedDevice;
 #[doc(inline)]
 pub use device::Device;
-#[cfg(feature = "sim")]
-pub use driver::sim;
 #[doc(inline)]
 pub use error::{Error, ErrorKind, Result};
 #[doc(inline)]
@@ -94,18 +68,6 @@ pub use pinned::{MappedAlloc, PinnedAlloc};
 pub use stream::{Event, Stream};
 #[doc(inline)]
 pub use transfer::Transfer;
-
-pub mod kernel {
-    //! Kernels of one's own, and how they are launched on a stream.
-    //!
-    //! A [`Kernel`] has PTX or a cubin for GPUs and a host function for the simulated device.
-    //! [`Stream::launch`](crate::Stream::launch) makes a [`Launch`], which takes the arguments.
-
-    pub use crate::container::launch::Launch;
-    pub use crate::driver::{HostArgs, HostForm, Kernel, LaunchConfig};
-    #[cfg(feature = "nvrtc")]
-    pub use crate::interop::cuda_source::CompileOptions;
-}
 
 pub mod mr {
     //! Memory resources, as RMM calls them: where device memory comes from.
@@ -123,25 +85,17 @@ pub mod mr {
     //!
     //! The options of each are beside it. Page-locked memory is in [`pinned`](crate::pinned).
 
-    pub use crate::adaptor::*;
-    pub use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-    pub use crate::manager::{ResourceStack, StackText, StackTextError};
-    pub use crate::resource::{
-        ArenaOptions, ArenaResource, AsyncOptions, AsyncResource, AsyncStatistics, BinningOptions,
-        BinningResource, CallbackResource, CudaResource, DeviceBlock, DeviceResource, Failure,
-        FixedSizeOptions, FixedSizeResource, Handles, HostAccessible, HostComplete, ManagedAlloc,
-        ManagedOptions, ManagedResource, MissPolicy, MissStep, NcclResource, PoolBlock, PoolMap,
-        PoolOptions, PoolResource, PoolStatistics, ResourceId, SystemOptions, SystemResource,
-        VirtualResource, WithDeviceResource, current_device_resource, default_device_pool,
-        reset_current_device_resource, set_current_device_resource, with_device_resource,
-    };
+    pub use aquifer_core::mr::*;
+    pub use aquifer_mr::*;
+    pub use aquifer_nccl::NcclResource;
+    pub use aquifer_plug::{ResourceStack, StackText, StackTextError};
 }
 
 pub mod nbep7 {
     //! Memory managers: what has all memory of a process whose code names no resource, after Numba's
     //! [NBEP 7](https://numba.readthedocs.io/en/stable/proposals/external-memory-management.html).
 
-    pub use crate::manager::{
+    pub use aquifer_plug::{
         DeferCleanup, DeviceMemoryManager, HostAllocFlags, HostOnly, INTERFACE_VERSION,
         ManagerOptions, MemoryManager, MemoryPointer, PendingDeallocations, PinnedMemory,
         ResourceMemoryManager, memory_manager, register_memory_manager, set_memory_manager,
@@ -152,7 +106,7 @@ pub mod nep49 {
     //! Data handlers: named tables of `malloc`, `calloc`, `realloc` and `free`, after NumPy's
     //! [NEP 49](https://numpy.org/neps/nep-0049.html).
 
-    pub use crate::manager::{
+    pub use aquifer_plug::{
         DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler,
         WithDataHandler, current_data_handler, data_handler_name, data_handler_version,
         set_data_handler, with_data_handler,
@@ -162,19 +116,23 @@ pub mod nep49 {
 pub mod ipc {
     //! Memory that processes share.
 
+    pub use aquifer_plug::ipc::{IpcExport, IpcHandle, IpcKind};
     #[cfg(unix)]
-    pub use crate::manager::IpcPool;
-    pub use crate::manager::{IpcHandle, IpcKind};
+    pub use aquifer_plug::ipc::{IpcPool, receive};
+}
+
+pub mod collective {
+    //! Several devices, by NCCL: communicators, groups, memory that they know.
+
+    pub use aquifer_nccl::{
+        Communicator, CommunicatorId, CommunicatorOptions, Group, ReduceElement, ReduceOp,
+        RegisteringAdaptor,
+    };
 }
 
 /// For libraries over this crate.
 #[doc(hidden)]
-pub use resource::ThreadMagazine;
-/// As above.
-#[doc(hidden)]
-pub mod barrier {
-    pub use crate::sync::barrier::{heavy, light};
-}
+pub use aquifer_core::{ThreadMagazine, barrier};
 
 /// The README's programs are tests.
 #[cfg(doctest)]
@@ -225,21 +183,13 @@ pub mod prelude {
     };
 }
 
-sync::for_models! {
+aquifer_sync::for_models! {
     /// The checked core, for the models of `loom_tests/`.
     #[doc(hidden)]
     #[allow(missing_docs)]
     pub mod models {
-        pub use crate::adaptor::models::*;
-        pub use crate::container::models::*;
-        pub use crate::manager::models::*;
-        pub use crate::pinned::models::*;
-        pub use crate::pool::models::*;
-        pub use crate::resource::models::*;
-        pub use crate::stream::gate::{Entered, Gate, GateOwner, Owning, Patience, Refused};
-        pub use crate::stream::deferred::{Collected, DeferredQueue, Passed};
-        pub use crate::stream::pool_handles::PoolHandles;
-        pub use crate::sync::drop_thread_locals;
-        pub use crate::sync::models::*;
+        pub use aquifer_core::models::*;
+        pub use aquifer_mr::models::*;
+        pub use aquifer_plug::models::*;
     }
 }

@@ -1,8 +1,8 @@
 //! The log file.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::impls::{shown_path, variable};
-use crate::sync::Arc;
+use aquifer_driver::impls::{shown_path, variable};
+use aquifer_sync::Arc;
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Write};

@@ -113,11 +113,5 @@
 #[cfg(feature = "debug-log")]
 mod file;
 
-pub(crate) use aquifer_events::{
-    DeferEvents, LEVEL, POOL, defer_events, deferred_event, emit, emit_deferred, event,
-    is_deferring,
-};
-#[cfg(feature = "nvtx")]
-pub(crate) use aquifer_events::{HeapHandle, MemoryExtension, memory_extension};
 #[cfg(feature = "debug-log")]
 pub use file::DebugLog;

@@ -97,19 +97,25 @@ fn a_panic_of_the_test_stays_its_own() {
 #[test]
 fn each_seed_has_a_device_of_its_own() {
     let mut seeds = Vec::new();
-    SimConfig::default().capacity(1 << 20).for_each_seed([3, 1, 4], |device| -> Result<()> {
-        let info = device.memory_info()?;
-        assert_eq!((info.free, info.total), (1 << 20, 1 << 20), "nothing of another seed's");
-        seeds.push(device.simulator().unwrap().seed());
-        Ok(())
-    });
+    CheckedDevice::for_each_seed(
+        SimConfig::default().capacity(1 << 20),
+        [3, 1, 4],
+        |device| -> Result<()> {
+            let info = device.memory_info()?;
+            assert_eq!((info.free, info.total), (1 << 20, 1 << 20), "nothing of another seed's");
+            seeds.push(device.simulator().unwrap().seed());
+            Ok(())
+        },
+    );
     assert_eq!(seeds, [3, 1, 4]);
 }
 
 #[test]
 fn a_test_that_no_seed_would_run_fails() {
     let said = panic_of(|| {
-        SimConfig::default().for_each_seed(0..0, |_| -> Result<()> { unreachable!("no seed") });
+        CheckedDevice::for_each_seed(SimConfig::default(), 0..0, |_| -> Result<()> {
+            unreachable!("no seed")
+        });
     });
     assert!(said.unwrap().starts_with("no seed was given"));
 }
@@ -134,7 +140,7 @@ fn the_first_seed_that_fails_is_named() {
     for (fail, wanted) in fails {
         let mut ran = Vec::new();
         let said = panic_of(|| {
-            SimConfig::default().for_each_seed(0.., |device| {
+            CheckedDevice::for_each_seed(SimConfig::default(), 0.., |device| {
                 let seed = device.simulator().unwrap().seed();
                 ran.push(seed);
                 if seed == 17 { fail(device, seed) } else { Ok(()) }
@@ -150,12 +156,14 @@ fn the_first_seed_that_fails_is_named() {
 #[test]
 fn child() {
     match std::env::var("AQUIFER_TEST_CHECKED").as_deref() {
-        Ok("seeds") => SimConfig::default().for_each_seed(10..20, |device| -> Result<()> {
-            let seed = device.simulator().unwrap().seed();
-            println!("ran {seed}");
-            assert_ne!(seed, 17, "on purpose");
-            Ok(())
-        }),
+        Ok("seeds") => {
+            CheckedDevice::for_each_seed(SimConfig::default(), 10..20, |device| -> Result<()> {
+                let seed = device.simulator().unwrap().seed();
+                println!("ran {seed}");
+                assert_ne!(seed, 17, "on purpose");
+                Ok(())
+            })
+        }
         Ok("detected") => {
             let device = CheckedDevice::detect_or_simulate().unwrap();
             let simulator = device.simulator().unwrap();

@@ -35,10 +35,13 @@ macro_rules! event {
     (warn, $($rest:tt)*) => { $crate::event!(2, warn, $($rest)*) };
     (debug, $($rest:tt)*) => { $crate::event!(4, debug, $($rest)*) };
     (trace, $($rest:tt)*) => { $crate::event!(5, trace, $($rest)*) };
-    ($level:literal, $name:ident, $($rest:tt)*) => {
+    ($level:literal, $name:ident, target: $($rest:tt)*) => {
         if $crate::LEVEL >= $level {
-            $crate::emit(|| $crate::tracing::$name!($($rest)*));
+            $crate::emit(|| $crate::tracing::$name!(target: $($rest)*));
         }
+    };
+    ($level:literal, $name:ident, $($rest:tt)*) => {
+        $crate::event!($level, $name, target: $crate::module_target!(), $($rest)*)
     };
 }
 

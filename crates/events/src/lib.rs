@@ -4,6 +4,7 @@
 mod catch;
 mod emit;
 mod environment;
+mod target;
 #[cfg(feature = "nvtx")]
 mod nvtx;
 
@@ -13,6 +14,7 @@ pub use emit::{
     is_deferring, is_enabled,
 };
 pub use environment::variable;
+pub use target::{target_bytes, target_length};
 pub use nvtx::range;
 #[cfg(feature = "nvtx")]
 pub use nvtx::{HeapHandle, MemoryExtension, memory_extension};

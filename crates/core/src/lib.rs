@@ -1,0 +1,109 @@
+//! Devices, streams, memory resources, page-locked memory, containers and transfers: what aquifer is made of.
+//!
+//! Programs name `aquifer`, which re-exports what of this is for them. The modules import only those above them here:
+//!
+//! | module | content |
+//! | --- | --- |
+//! | [`device`], [`stream`], `event` | handles with an identity of their own; gates, captures, graphs, deferred drops |
+//! | `resource` | what hands out device memory, and what is current |
+//! | [`pinned`] | page-locked memory as allocators |
+//! | [`container`], [`transfer`] | typed memory on the device; copies |
+//! | `interop` | cudarc's traits, and sources in CUDA C++ |
+#![deny(missing_docs, missing_debug_implementations)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Without one of the backends, parts of the lower modules that it alone uses are dead.
+#![cfg_attr(not(all(feature = "cuda", feature = "sim")), allow(dead_code))]
+#![cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(unused_imports, unused_macros))]
+#![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
+
+#[cfg(all(feature = "std-allocator", not(aquifer_std_allocator)))]
+compile_error!(
+    "the feature `std-allocator` needs Rust 1.100, where `std::alloc::Allocator` is stable, or a \
+     nightly with `--cfg aquifer_nightly` in RUSTFLAGS"
+);
+
+pub mod container;
+pub mod device;
+#[doc(hidden)]
+pub mod event;
+#[cfg(feature = "cuda")]
+pub mod interop;
+pub mod pinned;
+#[doc(hidden)]
+pub mod resource;
+pub mod stream;
+pub mod transfer;
+
+// The crates below, by the names of what they hold.
+use aquifer_driver::{self as driver, impls, layout};
+use aquifer_events as debug_log;
+use aquifer_pool::{self as pool, heap};
+#[cfg(feature = "sim")]
+pub use aquifer_sim as sim;
+#[doc(hidden)]
+pub use aquifer_sync as sync;
+
+pub use aquifer_driver::error;
+pub use container::{
+    DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec, DeviceWrite,
+};
+#[cfg(feature = "sim")]
+pub use device::CheckedDevice;
+pub use device::Device;
+pub use error::{Error, ErrorKind, Result};
+pub use kernel::{HostArgs, Kernel, LaunchConfig};
+pub use mr::{CudaResource, DeviceBlock, DeviceLayout, DeviceResource, PoolResource};
+pub use pinned::{MappedAlloc, PinnedAlloc};
+pub use stream::{Event, Stream};
+pub use transfer::Transfer;
+
+pub mod kernel {
+    //! Kernels of one's own, and how they are launched on a stream.
+    //!
+    //! A [`Kernel`] has PTX or a cubin for GPUs and a host function for the simulated device.
+    //! [`Stream::launch`](crate::Stream::launch) makes a [`Launch`], which takes the arguments.
+
+    pub use crate::container::launch::Launch;
+    #[cfg(feature = "nvrtc")]
+    pub use crate::driver::CompileOptions;
+    pub use crate::driver::{HostArgs, HostForm, Kernel, LaunchConfig};
+}
+
+pub mod mr {
+    //! The memory resources of this crate: those of the driver, and the pool.
+
+    pub use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+    pub use crate::resource::{
+        CudaResource, DeviceBlock, DeviceResource, Failure, Handles, HostAccessible, HostComplete,
+        MissPolicy, MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
+        ResourceId, VirtualResource, WithDeviceResource, current_device_resource,
+        default_device_pool, reset_current_device_resource, set_current_device_resource,
+        with_device_resource,
+    };
+}
+
+/// For libraries over this crate.
+#[doc(hidden)]
+pub use resource::ThreadMagazine;
+/// As above.
+#[doc(hidden)]
+pub mod barrier {
+    pub use crate::sync::barrier::{heavy, light};
+}
+
+sync::for_models! {
+    /// The checked core, for the models of `loom_tests/`.
+    #[doc(hidden)]
+    #[allow(missing_docs)]
+    pub mod models {
+        pub use crate::container::models::*;
+        pub use crate::pinned::models::*;
+        pub use crate::pool::models::*;
+        pub use crate::resource::models::*;
+        pub use crate::stream::gate::{Entered, Gate, GateOwner, Owning, Patience, Refused};
+        pub use crate::stream::deferred::{Collected, DeferredQueue, Passed};
+        pub use crate::stream::pool_handles::PoolHandles;
+        pub use crate::sync::drop_thread_locals;
+        pub use crate::sync::models::*;
+    }
+}

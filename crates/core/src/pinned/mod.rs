@@ -1,0 +1,56 @@
+//! Host memory that the device reaches: page-locked, mapped, registered.
+//!
+//! [`PinnedAlloc`] and [`MappedAlloc`] are allocators of the process, for `Vec`, `Box` and `HashMap`. They take from what is
+//! [current](current_pinned_resource), by default a [`PinnedPool`]. [`PinnedResource`] asks the driver for each block.
+//! [`Registered`] page-locks memory where it lies.
+
+mod address_map;
+pub mod allocator;
+mod batch;
+mod current;
+mod fence;
+mod host_buffer;
+mod host_chunk;
+mod mapped_alloc;
+mod ordinary;
+mod pinned_alloc;
+mod pinned_resource;
+mod polymorphic;
+mod pool;
+mod pool_core;
+mod pool_options;
+mod pool_statistics;
+mod quarantine;
+mod registered;
+mod registry;
+mod siblings;
+mod slab_heap;
+mod slow_path;
+mod source;
+mod thread_cache;
+
+pub use allocator::last_error;
+pub use allocator::last_error_of;
+pub use current::CurrentPinned;
+pub use host_buffer::HostBuffer;
+pub use host_chunk::HostChunk;
+pub use mapped_alloc::MappedAlloc;
+pub use pinned_alloc::PinnedAlloc;
+pub use pinned_resource::{PinnedOptions, PinnedResource};
+pub use polymorphic::PolymorphicHostAllocator;
+pub use pool::PinnedPool;
+pub use pool_options::PinnedPoolOptions;
+pub use pool_statistics::PinnedPoolStatistics;
+pub use registered::{RegisterError, Registered};
+pub use registry::{
+    current_pinned_resource, reset_current_pinned_resource, set_current_pinned_resource,
+};
+
+pub(crate) use address_map::device_address;
+
+crate::sync::for_models! {
+    #[allow(missing_docs, unreachable_pub)]
+    pub mod models {
+        pub use super::quarantine::{FenceError, Quarantine};
+    }
+}

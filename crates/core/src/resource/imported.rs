@@ -1,0 +1,162 @@
+//! Mapped memory of a device in more than one process.
+
+use super::cuda::report_failed_free;
+use super::mapped::VirtualMemory;
+use super::virtual_memory::VirtualResource;
+use crate::device::Device;
+use crate::driver::{DeviceRange, DriverResult, RawHandle};
+use crate::error::{DriverError, Result};
+use crate::impls::Count;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// The mappings that a range of addresses lies in, in their order. An error where one of them is no mapping of a handle.
+pub fn mappings_of(device: &Device, range: DeviceRange) -> DriverResult<Vec<DeviceRange>> {
+    let driver = device.driver();
+    let (mut at, end) = (range.address, range.address + range.bytes as u64);
+    let mut found = Vec::new();
+    while at < end {
+        // Of other memory there is a range, too, and no handle.
+        let handle = driver.handle_retain(at)?;
+        // SAFETY: retained above, and used no more.
+        unsafe { driver.handle_release(handle) }?;
+        let mapping = driver.allocation_range(at)?;
+        let next = mapping.address.saturating_add(mapping.bytes as u64);
+        if mapping.address > at || next <= at {
+            return Err(DriverError::new("cuMemGetAddressRange", DriverError::INVALID_VALUE));
+        }
+        at = next;
+        found.push(mapping);
+    }
+    Ok(found)
+}
+
+/// A descriptor by which another process has the memory at an address, for as long as it is open.
+pub fn export_mapping(device: &Device, mapping: DeviceRange) -> DriverResult<OwnedFd> {
+    let driver = device.driver();
+    let handle = driver.handle_retain(mapping.address)?;
+    let exported = driver.handle_export(handle);
+    // SAFETY: retained above, and used no more.
+    let released = unsafe { driver.handle_release(handle) };
+    released.and(exported)
+}
+
+/// Handles of another process, which are released when this is dropped.
+#[allow(missing_debug_implementations, reason = "for the crates above alone")]
+pub struct ImportedHandles {
+    memory: VirtualMemory,
+    /// With their sizes.
+    handles: Vec<(RawHandle, usize)>,
+    bytes: usize,
+}
+
+impl ImportedHandles {
+    #[doc(hidden)]
+    pub fn new(device: &Device) -> Result<Self> {
+        let memory = VirtualResource::new(device)?.into_memory();
+        Ok(Self { memory, handles: Vec::new(), bytes: 0 })
+    }
+
+    /// How much all of them have, in bytes.
+    #[doc(hidden)]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a handle of this size can be one more.
+    #[doc(hidden)]
+    pub fn has_room_for(&self, bytes: u64) -> bool {
+        let all = usize::try_from(bytes).ok().and_then(|bytes| self.bytes.checked_add(bytes));
+        bytes > 0
+            && bytes.is_multiple_of(self.memory.granularity() as u64)
+            && all.is_some_and(|all| isize::try_from(all).is_ok())
+    }
+
+    /// Takes one more. There is [room](Self::has_room_for) for it.
+    #[doc(hidden)]
+    pub fn import(&mut self, descriptor: BorrowedFd<'_>, bytes: usize) -> DriverResult<()> {
+        let handle = self.memory.driver().handle_import(descriptor)?;
+        self.handles.push((handle, bytes));
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Maps them beside each other, in their order, from a multiple of `alignment` on, which is a power of two.
+    #[doc(hidden)]
+    pub fn map(self, alignment: usize) -> Result<ImportedMemory> {
+        let what = format!("{} of another process", Count(self.bytes, "byte"));
+        self.memory.in_context(what, self.try_map(alignment))
+    }
+
+    fn try_map(&self, alignment: usize) -> DriverResult<ImportedMemory> {
+        let memory = &self.memory;
+        let alignment = alignment.max(memory.granularity());
+        let address = memory.driver().address_reserve(self.bytes, alignment)?;
+        let range = DeviceRange { address, bytes: self.bytes };
+        let mut mapped = ImportedMemory { memory: memory.clone(), range, sizes: Vec::new() };
+        let mut at = address;
+        for &(handle, bytes) in &self.handles {
+            // SAFETY: reserved above, and nothing is mapped there. Of a size that the handle has not the driver makes an error.
+            match unsafe { memory.map(DeviceRange { address: at, bytes }, handle) } {
+                Ok(()) => mapped.sizes.push(bytes),
+                Err(failure) => {
+                    if failure.is_mapped {
+                        // It is tried once more below.
+                        mapped.sizes.push(bytes);
+                    }
+                    // SAFETY: nothing has used it.
+                    if let Err(error) = unsafe { mapped.close() } {
+                        report_failed_free(memory.device(), self.bytes, &error);
+                    }
+                    return Err(failure.error);
+                }
+            }
+            at += bytes as u64;
+        }
+        Ok(mapped)
+    }
+}
+
+impl Drop for ImportedHandles {
+    fn drop(&mut self) {
+        for (handle, _) in self.handles.drain(..) {
+            // What is mapped keeps its memory.
+            // SAFETY: imported by this, and used no more.
+            let _ = unsafe { self.memory.driver().handle_release(handle) };
+        }
+    }
+}
+
+/// Memory of another process, mapped in this one, to be given to [`close`](Self::close). One that is dropped stays mapped.
+#[allow(missing_debug_implementations, reason = "for the crates above alone")]
+pub struct ImportedMemory {
+    memory: VirtualMemory,
+    range: DeviceRange,
+    /// Of the mappings, in their order from the begin of the range on.
+    sizes: Vec<usize>,
+}
+
+impl ImportedMemory {
+    #[doc(hidden)]
+    pub fn address(&self) -> u64 {
+        self.range.address
+    }
+
+    /// Gives it up, which its own process keeps. What fails stays mapped.
+    ///
+    /// # Safety
+    ///
+    /// No work that uses it is pending.
+    #[doc(hidden)]
+    pub unsafe fn close(self) -> DriverResult<()> {
+        let (mut address, mut closed) = (self.range.address, Ok(()));
+        for bytes in self.sizes {
+            // SAFETY: one mapping of this; the caller vouches for the work.
+            let unmapped = unsafe { self.memory.unmap(DeviceRange { address, bytes }) };
+            closed = closed.and(unmapped);
+            address += bytes as u64;
+        }
+        closed?;
+        // SAFETY: reserved for this, and nothing is mapped there any more.
+        unsafe { self.memory.driver().address_free(self.range) }
+    }
+}

@@ -1,0 +1,54 @@
+//! Where device memory comes from.
+
+pub mod block;
+pub mod cuda;
+mod current_resource;
+pub mod device_resource;
+pub mod external;
+pub mod failure;
+mod handle;
+pub mod identity;
+pub mod impls;
+#[cfg(unix)]
+mod imported;
+mod mapped;
+mod mapped_peers;
+pub mod pool;
+mod registry;
+pub mod resizing;
+mod scope;
+mod thread_cache;
+mod virtual_memory;
+
+pub use crate::pool::{MissStep, ThreadMagazine};
+pub use block::DeviceBlock;
+pub use cuda::CudaResource;
+pub use device_resource::{DeviceResource, HostAccessible, HostComplete};
+pub use failure::Failure;
+pub use identity::ResourceId;
+pub use pool::{
+    Handles, MissPolicy, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
+};
+pub use registry::{
+    current_device_resource, default_device_pool, reset_current_device_resource,
+    set_current_device_resource,
+};
+pub use scope::{WithDeviceResource, with_device_resource};
+pub use virtual_memory::VirtualResource;
+
+pub(crate) use current_resource::CurrentResource;
+pub(crate) use handle::ResourceHandle;
+pub(crate) use impls::setters;
+#[cfg(unix)]
+pub use imported::{ImportedHandles, ImportedMemory, export_mapping, mappings_of};
+pub use mapped::Mappable;
+pub(crate) use registry::current_handle;
+pub use registry::external_memory;
+
+crate::sync::for_models! {
+    #[allow(missing_docs, unreachable_pub)]
+    pub mod models {
+        pub use super::current_resource::CurrentResource;
+        pub use super::scope::{EnteredScope, enter_scope, scoped_resource};
+    }
+}

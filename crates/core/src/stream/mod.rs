@@ -1,0 +1,39 @@
+//! Streams: in-order queues of work on a device, with an identity of their own.
+//!
+//! An [`Event`] is a point in a [`Stream`], for which others wait. A [`Graph`] is what a stream was given while it
+//! [captured](Stream::capture), to be launched again. A [`StreamPool`] has streams to take in turn.
+
+mod call;
+pub(crate) mod capture;
+mod capture_state;
+mod context;
+pub mod deferred;
+mod foreign;
+pub(crate) mod gate;
+pub(crate) mod graph;
+mod handle;
+mod members;
+mod operations;
+mod per_thread;
+pub(crate) mod poller;
+pub(crate) mod pool_handles;
+mod regions;
+mod stream_pool;
+mod synchronized;
+
+pub use crate::event::Event;
+pub use call::{Status, StreamCall};
+pub use context::{
+    any_capturing, busy_streams, record_context, record_exposed, wait_for_idle_streams,
+};
+pub use gate::Patience;
+pub use graph::Graph;
+pub use handle::Stream;
+pub(crate) use handle::{CAPTURED_ELSEWHERE, Capture};
+pub use per_thread::PerThreadStream;
+pub(crate) use pool_handles::PoolHandles;
+pub use stream_pool::StreamPool;
+pub use synchronized::Synchronized;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Where in the program a call comes from, for the reports of simulated devices.
+//!
+//! Each public function that gives a device work is `#[track_caller]` and begins with [`CallSite::enter`].
+//! The line is the thread's until that function returns, so what it calls needs no parameter for it. A
+//! function with a closure of the user enters around its own work alone.
+
+use crate::sync::trusted::{AtomicBool, Ordering, thread_local};
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::Location;
+
+/// Whether a simulated device was opened. Without one nothing is noted.
+static IS_WANTED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static CURRENT: Cell<Option<Site>> = const { Cell::new(None) };
+}
+
+/// The path of this file below what the paths of all crates of aquifer begin with: `crates/`, or `aquifer-` where each has
+/// a folder and a version of its own.
+const THIS_FILE: &str = "/src/call_site.rs";
+
+/// The crates whose lines are no lines of the program.
+const CRATES: [&str; 8] = ["core", "driver", "events", "mr", "nccl", "plug", "pool", "sim"];
+
+/// A line of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct Site(&'static Location<'static>);
+
+impl Site {
+    /// The line that gives what the calling thread is about to give a device, if it is known.
+    pub fn current() -> Option<Self> {
+        CURRENT.get()
+    }
+
+    pub fn location(self) -> &'static Location<'static> {
+        self.0
+    }
+
+    /// Whether it is a line of this crate: of a call that no function has entered for, or of the table of a
+    /// trait object.
+    fn is_own(self) -> bool {
+        is_own(file!(), self.0.file())
+    }
+}
+
+/// Whether `path` is a file of one of our crates, where this one is `own`.
+fn is_own(own: &str, path: &str) -> bool {
+    // A compiler on Windows mixes both separators, and the length is the same.
+    let root = own.len().checked_sub(THIS_FILE.len()).and_then(|end| own.get(..end));
+    // `../driver`, or `../aquifer-driver-0.1.0`.
+    let Some((before, rest)) = root.and_then(|root| root.rsplit_once("driver")) else {
+        return false;
+    };
+    let Some(path) = path.strip_prefix(before) else { return false };
+    CRATES.iter().any(|name| {
+        let rest = path.strip_prefix(name).and_then(|path| path.strip_prefix(rest));
+        rest.is_some_and(|path| path.starts_with(['/', '\\']))
+    })
+}
+
+/// By address: to compare the paths would cost each merge of two segments.
+impl PartialEq for Site {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Site {}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Has the calling thread give work in the name of a line until it is dropped.
+#[must_use = "dropped at once, it names nothing"]
+#[derive(Debug)]
+pub struct CallSite {
+    /// It has named the line. One flag, and calls out of line for the rest: this is inlined into constructors
+    /// of vectors.
+    is_outermost: bool,
+    /// It is the thread's.
+    stays: PhantomData<*const ()>,
+}
+
+impl CallSite {
+    /// Names the line of the caller's caller, unless one is named already: functions of the crate call each
+    /// other, and the first of them is the program's.
+    #[inline]
+    #[track_caller]
+    pub fn enter() -> Self {
+        let is_outermost = Self::is_wanted() && enter_at(Location::caller());
+        Self { is_outermost, stays: PhantomData }
+    }
+
+    /// Runs `body` in the name of the line of the caller's caller, as [`enter`](Self::enter). For constructors
+    /// of vectors: without a simulated device there is nothing to be dropped behind the vector, which would be
+    /// moved once more for it.
+    #[inline]
+    #[track_caller]
+    pub fn run<R>(body: impl FnOnce() -> R) -> R {
+        if Self::is_wanted() { run_at(Location::caller(), body) } else { body() }
+    }
+
+    /// Whether a simulated device was opened.
+    #[inline]
+    pub fn is_wanted() -> bool {
+        // Relaxed: a thread got its device after that was opened.
+        IS_WANTED.load(Ordering::Relaxed)
+    }
+
+    /// Whether the calling thread is inside of a call of the program whose line is known. A drop is no such call.
+    pub fn is_inside() -> bool {
+        CURRENT.get().is_some()
+    }
+
+    /// A simulated device is opened.
+    pub fn want() {
+        IS_WANTED.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for CallSite {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_outermost {
+            end();
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn run_at<R>(location: &'static Location<'static>, body: impl FnOnce() -> R) -> R {
+    let _site = CallSite { is_outermost: enter_at(location), stays: PhantomData };
+    body()
+}
+
+/// Whether the line is the thread's from now on.
+#[cold]
+fn enter_at(location: &'static Location<'static>) -> bool {
+    let site = Site(location);
+    let is_outermost = CURRENT.get().is_none() && !site.is_own();
+    if is_outermost {
+        CURRENT.set(Some(site));
+    }
+    is_outermost
+}
+
+#[cold]
+fn end() {
+    CURRENT.set(None);
+}
+
+/// Has the calling thread give work in the name of no line until it is dropped: for drops that an unrelated
+/// call runs.
+#[must_use = "dropped at once, it does nothing"]
+#[derive(Debug)]
+pub struct NoCallSite {
+    before: Option<Site>,
+    /// It is the thread's.
+    stays: PhantomData<*const ()>,
+}
+
+impl NoCallSite {
+    pub fn enter() -> Self {
+        Self { before: CURRENT.take(), stays: PhantomData }
+    }
+}
+
+impl Drop for NoCallSite {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests;

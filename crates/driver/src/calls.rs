@@ -1,0 +1,495 @@
+//! The calls of a driver, in raw handles and addresses.
+
+use crate::collective::CollectiveCalls;
+use crate::error::{DriverError, Error};
+use crate::ipc::IpcCalls;
+use crate::kernel::{Kernel, LaunchConfig, RawArg};
+use crate::peer::PeerCalls;
+use crate::properties::{BackendKind, DeviceProperties, MemoryInfo};
+use crate::raw::{
+    DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawPool, RawStream,
+};
+use crate::virtual_memory::VirtualCalls;
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// The preferred location of managed or pageable memory (`cuMemAdvise`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreferredLocation {
+    Device,
+    Host,
+    /// None: the default, and what takes a former preference back.
+    Any,
+}
+
+/// The properties of a new memory pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolSpec {
+    /// Free bytes that it caches over synchronisations.
+    pub release_threshold: u64,
+    /// It can be shared with other processes, as a file descriptor.
+    pub shareable: bool,
+    /// It is of managed memory (CUDA 13).
+    pub managed: bool,
+}
+
+impl PoolSpec {
+    pub fn keeping(release_threshold: u64) -> Self {
+        Self { release_threshold, ..Self::default() }
+    }
+}
+
+/// The attributes of a pool, by CUDA's numbers. The first three are switches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolAttribute {
+    FollowEventDependencies = 1,
+    AllowOpportunistic = 2,
+    AllowInternalDependencies = 3,
+    ReleaseThreshold = 4,
+    ReservedCurrent = 5,
+    ReservedHigh = 6,
+    UsedCurrent = 7,
+    UsedHigh = 8,
+}
+
+/// A new stream, and its owner.
+pub struct NewStream {
+    pub raw: RawStream,
+    pub keep: StreamKeeper,
+}
+
+/// Keeps a stream alive: cudarc's own handle. `None` if the driver keeps it alive.
+pub type StreamKeeper = Option<Box<dyn Any + Send + Sync>>;
+
+/// The flags of page-locked host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct HostFlags {
+    pub portable: bool,
+    pub mapped: bool,
+    pub write_combined: bool,
+}
+
+/// Whether a stream is in capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureStatus {
+    None,
+    Active,
+    Invalidated,
+}
+
+/// A value repeated over memory: 1, 2 or 4 bytes wide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FillWord {
+    U8(u8),
+    U16(u16),
+    U32(u32),
+}
+
+impl FillWord {
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::U8(_) => 1,
+            Self::U16(_) => 2,
+            Self::U32(_) => 4,
+        }
+    }
+}
+
+/// A copy, from and to pointers of the host or addresses of the device.
+#[derive(Clone, Copy, Debug)]
+pub struct RawCopy<T, S> {
+    pub target: T,
+    pub source: S,
+    pub bytes: usize,
+}
+
+pub type CopyToDevice = RawCopy<DeviceAddress, *const u8>;
+pub type CopyToHost = RawCopy<*mut u8, DeviceAddress>;
+pub type CopyOnDevice = RawCopy<DeviceAddress, DeviceAddress>;
+
+/// Writes `word` at `target`, `target + stride`, ..., `count` times. A `stride` equal to the word's
+/// width fills a whole range.
+#[derive(Clone, Copy, Debug)]
+pub struct RawFill {
+    pub target: DeviceAddress,
+    pub stride: usize,
+    pub word: FillWord,
+    pub count: usize,
+}
+
+/// A launch of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct RawLaunch<'a> {
+    pub kernel: &'a Kernel,
+    pub config: &'a LaunchConfig,
+    pub arguments: &'a [RawArg],
+}
+
+/// The driver of one device.
+///
+/// Its calls are in traits, one for each group. Every method may be called from any thread. It
+/// makes the device's context current for the call and restores the caller's. It does not panic. It
+/// blocks only if its name says `synchronize`, or where the driver itself does: plain allocation and
+/// free, pageable copies. An error leaves nothing half done.
+///
+/// # Safety
+///
+/// An implementation, its calls of each group included, returns addresses of memory that is the
+/// caller's alone until it is freed, and runs the work of a stream in the order of the calls.
+pub unsafe trait Driver:
+    MemoryCalls
+    + VirtualCalls
+    + PoolCalls
+    + IpcCalls
+    + PeerCalls
+    + CollectiveCalls
+    + StreamCalls
+    + GraphCalls
+    + WorkCalls
+    + Send
+    + Sync
+    + fmt::Debug
+    + 'static
+{
+    fn kind(&self) -> BackendKind;
+
+    /// The number of the context, which is never used again in this process. Memory and streams of one
+    /// driver are valid in another with the same number.
+    fn context_id(&self) -> u64;
+
+    /// The device's number among those of its kind.
+    fn ordinal(&self) -> usize;
+
+    fn properties(&self) -> &DeviceProperties;
+
+    /// Calls `body` once with the device's context current, for tools that read the current context, and
+    /// so that several calls look at it once.
+    fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
+
+    /// Whether host memory is page-locked, so that a copy to it may run after its call has returned. By
+    /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
+    fn is_page_locked(&self, pointer: *const u8) -> bool;
+
+    /// After a failed synchronisation: whether the device has certainly stopped all work, so that it no
+    /// longer writes host memory. `false` if unknown.
+    fn has_stopped(&self) -> bool;
+
+    /// Whether the device works while nothing is asked of it, so that what is asked again later may be done.
+    fn works_unasked(&self) -> bool {
+        true
+    }
+
+    /// What a synchronisation with nothing to wait for returns besides: on the simulated device, the
+    /// first report that was not taken.
+    fn check(&self) -> DriverResult<()> {
+        Ok(())
+    }
+
+    /// What is to be told of the parts that pools cut from this device's memory. `None` if nothing follows
+    /// them.
+    fn regions(&self) -> Option<&dyn RegionCalls> {
+        None
+    }
+
+    /// The implementation itself, for what only one of them has.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// What a device is told that follows the parts that pools cut from its memory, and vectors. These are no calls of
+/// CUDA's, and none is refused. `pool` is a number that no other pool has.
+pub trait RegionCalls {
+    /// A range is the pool's from now on. It may be a region of a pool below.
+    fn heap_register(&self, pool: u64, heap: DeviceRange);
+
+    /// A range is the pool's no more.
+    fn heap_unregister(&self, pool: u64, heap: DeviceRange);
+
+    /// As [`event_query`](StreamCalls::event_query), for a pool: what it learns orders the memory that pools
+    /// hand out from now on, and nothing else. Else the question of a pool, which comes when it has no memory
+    /// at hand, would hide that work of the user's lacks a wait.
+    fn event_query_for_pool(&self, event: RawEvent) -> DriverResult<bool>;
+
+    /// A part of a heap is handed out, for work that is ordered after what `stream` was given so far.
+    fn region_register(&self, pool: u64, region: DeviceRange, stream: RawStream);
+
+    /// A region has so many bytes now. What it gets is for work that is ordered after what `stream` was given so far,
+    /// and what it loses is freed after that.
+    fn region_resize(&self, pool: u64, region: DeviceRange, bytes: usize, stream: RawStream);
+
+    /// A part of a heap is freed, after what `stream` was given so far. `kept_for_graph`: launches of graphs
+    /// may still use it.
+    fn region_unregister(
+        &self,
+        pool: u64,
+        region: DeviceRange,
+        stream: RawStream,
+        kept_for_graph: bool,
+    );
+
+    /// A container says what it makes of a range, in whatever memory of the device that is.
+    fn vector(&self, range: DeviceRange, event: VectorEvent);
+}
+
+/// The type and the size of a vector, for reports.
+#[derive(Clone, Copy, Debug)]
+pub struct VectorType {
+    /// By [`std::any::type_name`].
+    pub name: &'static str,
+    pub elements: usize,
+    pub bytes: usize,
+}
+
+/// What becomes of a range of memory.
+#[derive(Clone, Copy, Debug)]
+pub enum VectorEvent {
+    /// It was allocated for a vector.
+    Made(VectorType),
+    /// It is a vector's from now on, unless it is one's already.
+    Assembled(VectorType),
+    /// It is no vector's any more.
+    TakenApart,
+}
+
+/// The calls of a [`Driver`] on memory of the device and of the host.
+pub trait MemoryCalls {
+    fn memory_info(&self) -> DriverResult<MemoryInfo>;
+
+    /// `bytes > 0`; aligned to 256 at least.
+    fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress>;
+
+    /// # Safety
+    /// `address` came from [`mem_alloc`](Self::mem_alloc) or
+    /// [`mem_alloc_managed`](Self::mem_alloc_managed) of this driver, is freed once, and no work
+    /// that uses it is pending.
+    unsafe fn mem_free(&self, address: DeviceAddress) -> DriverResult<()>;
+
+    fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress>;
+
+    /// Migrates managed or pageable memory to this device, in the order of `stream`. Other memory is an
+    /// invalid value. Invalidates a capture.
+    ///
+    /// # Safety
+    /// The range is memory that stays so until the stream has passed this call.
+    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()>;
+
+    /// Sets the preferred location of managed or pageable memory.
+    ///
+    /// # Safety
+    /// The range is memory of this process for the length of the call.
+    unsafe fn advise(&self, range: DeviceRange, preferred: PreferredLocation) -> DriverResult<()>;
+
+    /// Makes ordinary host memory known to a device that can access it. Does nothing on a GPU, which
+    /// needs no such call.
+    ///
+    /// # Safety
+    /// The range is memory of this process and stays so until it is detached.
+    unsafe fn pageable_attach(&self, pointer: NonNull<u8>, bytes: usize) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range was attached, and no device work uses it any more.
+    unsafe fn pageable_detach(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// Page-locked host memory, page-aligned. `bytes > 0`.
+    fn host_alloc(&self, bytes: usize, flags: HostFlags) -> DriverResult<NonNull<u8>>;
+
+    /// # Safety
+    /// `pointer` came from [`host_alloc`](Self::host_alloc), is freed once, and neither host nor
+    /// device uses it any more.
+    unsafe fn host_free(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range is memory of this process and stays so until it is unregistered.
+    unsafe fn host_register(&self, memory: NonNull<[u8]>, flags: HostFlags) -> DriverResult<()>;
+
+    /// # Safety
+    /// The range was registered with this driver, and no device work uses it any more.
+    unsafe fn host_unregister(&self, pointer: NonNull<u8>) -> DriverResult<()>;
+
+    /// The device's address of a mapped host block's first byte.
+    fn host_device_address(&self, pointer: NonNull<u8>) -> DriverResult<DeviceAddress>;
+}
+
+/// The calls of a [`Driver`] on memory pools, whose memory is allocated and freed in stream order.
+pub trait PoolCalls {
+    /// A new memory pool.
+    fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool>;
+
+    /// The device's default pool, which any library may use. It is never destroyed.
+    fn pool_default(&self) -> DriverResult<RawPool>;
+
+    fn pool_get(&self, pool: RawPool, attribute: PoolAttribute) -> DriverResult<u64>;
+
+    fn pool_set(&self, pool: RawPool, attribute: PoolAttribute, value: u64) -> DriverResult<()>;
+
+    /// A file descriptor of a shareable pool, for another process. The caller closes it.
+    #[cfg(unix)]
+    fn pool_export(&self, pool: RawPool) -> DriverResult<i32>;
+
+    /// # Safety
+    /// Nothing is allocated from `pool` after this call. Live blocks stay valid until freed.
+    unsafe fn pool_destroy(&self, pool: RawPool) -> DriverResult<()>;
+
+    /// Returns cached memory to the system, except for `keep` bytes.
+    fn pool_trim(&self, pool: RawPool, keep: usize) -> DriverResult<()>;
+
+    /// `bytes > 0`. Usable on `stream` at once, elsewhere in an order after this call.
+    fn mem_alloc_async(
+        &self,
+        pool: RawPool,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<DeviceAddress>;
+
+    /// # Safety
+    /// `address` came from [`mem_alloc_async`](Self::mem_alloc_async), is freed once, and all work
+    /// that uses it is ordered before this call on `stream`.
+    unsafe fn mem_free_async(&self, address: DeviceAddress, stream: RawStream) -> DriverResult<()>;
+}
+
+/// The calls of a [`Driver`] on streams, events and the context.
+pub trait StreamCalls {
+    /// A new stream that does not wait for the legacy default stream.
+    fn stream_create(&self) -> DriverResult<NewStream>;
+
+    /// Destroys a stream of [`stream_create`](Self::stream_create), or drops the reference on a foreign
+    /// one. Its work still runs to the end.
+    fn stream_destroy(&self, raw: RawStream, keep: StreamKeeper);
+
+    /// What the crate keeps of a stream that another library keeps alive.
+    fn stream_borrow(&self, raw: RawStream) -> DriverResult<StreamKeeper>;
+
+    /// The driver's own number of a stream, never used again. Invalidates a capture of it.
+    fn stream_number(&self, raw: RawStream) -> DriverResult<u64>;
+
+    /// Whether others may have made a stream of the context, or used a thread's own default stream there. `true` where
+    /// that cannot be told. Slow: it makes a stream.
+    fn may_have_foreign_streams(&self) -> bool;
+
+    fn legacy_stream(&self) -> RawStream;
+
+    /// The calling thread's own default stream.
+    fn per_thread_stream(&self) -> DriverResult<RawStream>;
+
+    fn stream_synchronize(&self, stream: RawStream) -> DriverResult<()>;
+
+    fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
+
+    /// An event without timing.
+    fn event_create(&self) -> DriverResult<RawEvent>;
+
+    /// # Safety
+    /// `event` is destroyed once and not used after.
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult<()>;
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult<()>;
+
+    /// Whether the device has passed the event's last record. `true` if it was never recorded.
+    fn event_query(&self, event: RawEvent) -> DriverResult<bool>;
+
+    fn event_synchronize(&self, event: RawEvent) -> DriverResult<()>;
+
+    /// Records an event that covers all work of the context so far, on every stream.
+    fn context_record(&self, event: RawEvent) -> DriverResult<()>;
+
+    fn context_synchronize(&self) -> DriverResult<()>;
+}
+
+/// The calls of a [`Driver`] on captures, and on the graphs that they become.
+pub trait GraphCalls {
+    /// Never invalidates a capture.
+    fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus>;
+
+    /// Begins a capture on `stream`, in relaxed mode: later work is recorded instead of run.
+    ///
+    /// In that mode only calls that name a stream or an event of the capture can invalidate it, and any
+    /// thread may end it. The stricter modes refuse every plain allocation, event query and module load,
+    /// and invalidate the capture: global mode on all threads, thread-local mode on this one, where a
+    /// library may allocate its workspace or load its kernels on first use. Those modes would find uses
+    /// of memory that the graph does not own; here that is part of the contract of the launch.
+    fn stream_begin_capture(&self, stream: RawStream) -> DriverResult<()>;
+
+    /// Ends the capture that began on `stream` and instantiates its graph. After an error there is no
+    /// graph, and the stream is out of capture, with two exceptions: the driver could not be called, or
+    /// the capture began on another stream, which invalidates it.
+    fn stream_end_capture(&self, stream: RawStream) -> DriverResult<RawGraph>;
+
+    /// Ends the capture that began on `stream`, valid or not, and discards its work.
+    fn stream_abandon_capture(&self, stream: RawStream) -> DriverResult<()>;
+
+    /// Runs a graph on `stream`, after all former work of that stream and all former launches of the
+    /// graph.
+    ///
+    /// # Safety
+    /// The contracts of the captured calls hold until the stream has passed this one. No other thread
+    /// launches or destroys the graph meanwhile.
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult<()>;
+
+    /// Destroys a graph. Pending launches still run to the end.
+    ///
+    /// # Safety
+    /// `graph` is destroyed once and not used after.
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()>;
+}
+
+/// The calls of a [`Driver`] that enqueue work: copies, fills and kernels.
+pub trait WorkCalls {
+    /// # Safety
+    /// The source is readable and the target is device memory for `bytes`; both stay so, and the host
+    /// does not write the source, until the stream has passed this copy.
+    unsafe fn copy_to_device(&self, copy: CopyToDevice, stream: RawStream) -> DriverResult<()>;
+
+    /// # Safety
+    /// The source is device memory and the target writable for `bytes`; both stay so, and the host does
+    /// not touch the target, until the stream has passed this copy.
+    unsafe fn copy_to_host(&self, copy: CopyToHost, stream: RawStream) -> DriverResult<()>;
+
+    /// # Safety
+    /// Both ranges are device memory of this driver and stay so until the stream has passed.
+    unsafe fn copy_on_device(&self, copy: CopyOnDevice, stream: RawStream) -> DriverResult<()>;
+
+    /// A copy from another device of the same kind, on a stream of this one.
+    ///
+    /// # Safety
+    /// As [`copy_on_device`](Self::copy_on_device), the source being memory of `from`.
+    unsafe fn copy_from_peer(
+        &self,
+        copy: CopyOnDevice,
+        from: &dyn Driver,
+        stream: RawStream,
+    ) -> DriverResult<()>;
+
+    /// # Safety
+    /// All of it is device memory and stays so until the stream has passed.
+    unsafe fn fill(&self, fill: RawFill, stream: RawStream) -> DriverResult<()>;
+
+    /// # Safety
+    /// The kernel, with these arguments and this grid, accesses only the ranges that the arguments
+    /// declare, in the declared way; they stay valid until the stream has passed.
+    unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()>;
+}
+
+/// Whether the call that returned this error has ended its capture all the same: the capture was
+/// invalidated or not joined, and there is nothing to discard.
+pub fn has_ended_capture(error: &DriverError) -> bool {
+    matches!(
+        error.code(),
+        DriverError::STREAM_CAPTURE_INVALIDATED | DriverError::STREAM_CAPTURE_UNJOINED
+    )
+}
+
+/// Turns a driver's error into the crate's, with what was attempted.
+pub trait ErrorContext<T> {
+    #[track_caller]
+    fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T, Error>;
+}
+
+impl<T> ErrorContext<T> for DriverResult<T> {
+    fn with_context<M: Into<String>>(self, message: impl FnOnce() -> M) -> Result<T, Error> {
+        // Not `map_err`, whose closure would be the caller that the error names.
+        match self {
+            Ok(done) => Ok(done),
+            Err(driver) => Err(Error::driver_call(message(), driver)),
+        }
+    }
+}

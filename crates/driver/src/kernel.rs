@@ -1,0 +1,480 @@
+//! Kernels in two forms, PTX or machine code for a GPU and a host function for the simulated device; their launches
+//! and arguments.
+
+use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
+use crate::sync::{Arc, OnceLock, trusted};
+use bytemuck::Pod;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+/// The host form of a kernel. It runs on the simulated device in stream order, once for the whole
+/// grid, and may access only its arguments.
+pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
+
+/// A kernel that launches on a GPU and on the simulated device alike.
+///
+/// It has a PTX text, the name of an entry in it, and a host function that does the same. The driver
+/// loads the PTX on first use on each device; no toolkit and no NVRTC are needed. It stays loaded, since
+/// graphs may use it. Kernels of equal text and entry are loaded once.
+///
+/// The simulated device does not run the PTX. It reads what a launch needs of it, and refuses what a driver
+/// would: a text that is no PTX or is cut, an entry that is not there, arguments that are not those of the
+/// entry, a grid, a block or shared memory above the limits of CUDA or of the entry.
+///
+/// [`from_cubin`](Self::from_cubin) takes machine code instead of PTX, and with the feature `nvrtc`
+/// `Kernel::compile_cuda` CUDA C++.
+///
+/// Make a kernel a `static`. A `const`, or a kernel that is made for each launch, is compared with all
+/// known texts at each launch.
+///
+/// ```
+/// use aquifer::{HostArgs, Kernel, LaunchConfig, Result};
+///
+/// static DOUBLE: Kernel = Kernel::new(
+///     "double",
+///     r#"
+///     .version 6.4
+///     .target sm_50
+///     .address_size 64
+///     .visible .entry double(.param .u64 data, .param .u32 n) {
+///         .reg .pred %p; .reg .u32 %r<5>; .reg .u64 %rd<3>;
+///         ld.param.u64 %rd1, [data];
+///         ld.param.u32 %r1, [n];
+///         mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
+///         mad.lo.u32 %r2, %r2, %r3, %r4;
+///         setp.ge.u32 %p, %r2, %r1;
+///         @%p bra done;
+///         cvta.to.global.u64 %rd1, %rd1;
+///         mul.wide.u32 %rd2, %r2, 4;
+///         add.u64 %rd1, %rd1, %rd2;
+///         ld.global.u32 %r3, [%rd1];
+///         shl.b32 %r3, %r3, 1;
+///         st.global.u32 [%rd1], %r3;
+///     done:
+///         ret;
+///     }"#,
+///     |_config: &LaunchConfig, mut args: HostArgs<'_>| -> Result<()> {
+///         let data = args.in_out::<u32>()?;
+///         let n = args.scalar::<u32>()? as usize;
+///         data[..n].iter_mut().for_each(|value| *value *= 2);
+///         Ok(())
+///     },
+/// );
+/// assert_eq!(DOUBLE.entry(), "double");
+/// ```
+///
+/// # Testing that both forms do the same
+///
+/// The simulated device shows that a program is right with the host form. That the PTX does the same, a GPU
+/// has to show. So write a run as a function of the device that returns its results, make it on a simulated
+/// device in every test, and on a GPU where there is one. Compare integers bit by bit, and floats with a
+/// tolerance: a GPU contracts `a * b + c` and sums in another order.
+///
+/// ```
+/// use aquifer::{CheckedDevice, Device, DeviceVec, ErrorKind, Result, sim::SimConfig};
+/// # use aquifer::{HostArgs, Kernel, LaunchConfig};
+/// # static DOUBLE: Kernel = Kernel::new(
+/// #     "double",
+/// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/kernels/double.ptx")),
+/// #     |_: &LaunchConfig, mut args: HostArgs<'_>| {
+/// #         args.in_out::<u32>()?.iter_mut().for_each(|value| *value *= 2);
+/// #         Ok(())
+/// #     },
+/// # );
+///
+/// fn doubled(device: &Device, input: &[u32]) -> Result<Vec<u32>> {
+///     let stream = device.new_stream()?;
+///     let mut data = DeviceVec::from_slice(&stream, input)?;
+///     let n = input.len();
+///     let launch = stream.launch(&DOUBLE).in_out(&mut data)?.scalar(n as u32)?;
+///     // SAFETY: the kernel touches the first `n` elements of `data` alone.
+///     unsafe { launch.launch(LaunchConfig::for_elements(n))? };
+///     data.to_vec()
+/// }
+///
+/// // A `#[test]`.
+/// fn both_forms_double() -> Result<()> {
+///     // Around the 256 threads of a block.
+///     for n in [1, 255, 256, 257, 1000] {
+///         let input: Vec<u32> = (0..n).collect();
+///         let device = CheckedDevice::simulated(SimConfig::default());
+///         let by_host_form = doubled(&device, &input)?;
+///         match Device::open(0) {
+///             Ok(gpu) => assert_eq!(doubled(&gpu, &input)?, by_host_form),
+///             // No GPU here: a machine with one has to run this, too.
+///             Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {}
+///             Err(error) => return Err(error),
+///         }
+///     }
+///     Ok(())
+/// }
+/// # both_forms_double()?;
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Kernel {
+    entry: &'static str,
+    image: KernelImage,
+    host: HostForm,
+    id: OnceLock<u64>,
+}
+
+/// What a driver loads.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KernelImage {
+    /// A text, which the driver compiles.
+    Ptx(Cow<'static, str>),
+    /// A cubin, or a fatbin of several.
+    Cubin(Cow<'static, [u8]>),
+}
+
+impl fmt::Debug for KernelImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ptx(text) => f.debug_tuple("Ptx").field(text).finish(),
+            Self::Cubin(image) => write!(f, "Cubin({})", Count(image.len(), "byte")),
+        }
+    }
+}
+
+impl Kernel {
+    /// A kernel from its entry's name, its PTX text and its host form. Nothing is loaded yet.
+    pub const fn new(entry: &'static str, ptx: &'static str, host: HostForm) -> Self {
+        Self::from_image(entry, KernelImage::Ptx(Cow::Borrowed(ptx)), host)
+    }
+
+    /// A kernel from its entry's name, a cubin, as `nvcc --cubin` makes it, and its host form. A fatbin of
+    /// cubins for several GPUs (`nvcc --fatbin`) will do, too. Nothing is loaded yet.
+    ///
+    /// A cubin runs on GPUs of its own major compute capability and of the same minor one or a later;
+    /// others refuse it (`CUDA_ERROR_NO_BINARY_FOR_GPU`).
+    ///
+    /// Before a driver gets it, and on the simulated device, it is checked: a cubin that is none or is cut
+    /// is refused, and so is an entry that it lacks. The simulated device compares the arguments and the
+    /// block of a launch with what the cubin says of the entry, where it says it. Of a fatbin only
+    /// the length is checked.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, HostArgs, Kernel, LaunchConfig, sim::SimConfig};
+    /// use std::borrow::Cow;
+    ///
+    /// static ADD_ONE: Kernel = Kernel::from_cubin(
+    ///     "add_one",
+    ///     // Or `Cow::Owned`, of a file that is read when the program runs.
+    ///     Cow::Borrowed(include_bytes!(concat!(
+    ///         env!("CARGO_MANIFEST_DIR"),
+    ///         "/docs/kernels/add_one.sm_90.cubin"
+    ///     ))),
+    ///     |_: &LaunchConfig, mut args: HostArgs<'_>| {
+    ///         let data = args.in_out::<u32>()?;
+    ///         let n = args.scalar::<u32>()? as usize;
+    ///         data[..n].iter_mut().for_each(|value| *value += 1);
+    ///         Ok(())
+    ///     },
+    /// );
+    ///
+    /// let stream = Device::simulated(SimConfig::default()).new_stream()?;
+    /// let mut vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3])?;
+    /// let launch = stream.launch(&ADD_ONE).in_out(&mut vec)?.scalar(3_u32)?;
+    /// // SAFETY: the kernel touches the first 3 elements of `vec` alone.
+    /// unsafe { launch.launch(LaunchConfig::for_elements(3))? };
+    /// assert_eq!(vec.to_vec()?, [2, 3, 4]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub const fn from_cubin(
+        entry: &'static str,
+        cubin: Cow<'static, [u8]>,
+        host: HostForm,
+    ) -> Self {
+        Self::from_image(entry, KernelImage::Cubin(cubin), host)
+    }
+
+    #[doc(hidden)]
+    pub const fn from_image(entry: &'static str, image: KernelImage, host: HostForm) -> Self {
+        Self { entry, image, host, id: OnceLock::new() }
+    }
+
+    /// The name of the entry in the PTX text or the cubin.
+    pub const fn entry(&self) -> &'static str {
+        self.entry
+    }
+
+    /// The PTX text, of a kernel that has one.
+    pub const fn ptx(&self) -> Option<&str> {
+        match &self.image {
+            KernelImage::Ptx(Cow::Borrowed(text)) => Some(text),
+            KernelImage::Ptx(Cow::Owned(text)) => Some(text.as_str()),
+            KernelImage::Cubin(_) => None,
+        }
+    }
+
+    #[doc(hidden)]
+    pub fn image(&self) -> &KernelImage {
+        &self.image
+    }
+
+    #[doc(hidden)]
+    pub fn host(&self) -> HostForm {
+        self.host
+    }
+
+    /// The key of this kernel in the tables of loaded functions: one number for all kernels of equal
+    /// text or cubin and entry.
+    #[doc(hidden)]
+    pub fn id(&self) -> u64 {
+        // Ordered, since comparing two texts is faster than hashing one.
+        static KNOWN: trusted::Mutex<BTreeMap<(&str, KernelImage), u64>> =
+            trusted::Mutex::new(BTreeMap::new());
+        *self.id.get_or_init(|| {
+            let key = (self.entry, self.image.clone());
+            *KNOWN.lock().entry(key).or_insert_with(trusted::unique)
+        })
+    }
+}
+
+/// The grid of a launch: blocks, threads of a block, and dynamic shared memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchConfig {
+    /// Blocks in x, y and z.
+    pub grid: (u32, u32, u32),
+    /// Threads of each block in x, y and z.
+    pub block: (u32, u32, u32),
+    /// Dynamic shared memory of each block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl LaunchConfig {
+    /// One thread for each element, in blocks of 256 threads. At least one block, and at most
+    /// `2^31 - 1`, the limit of a grid.
+    pub fn for_elements(elements: usize) -> Self {
+        let blocks = elements.div_ceil(256).clamp(1, i32::MAX as usize);
+        Self { grid: (blocks as u32, 1, 1), block: (256, 1, 1), shared_bytes: 0 }
+    }
+}
+
+/// How a kernel accesses a buffer argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Reads it.
+    Read,
+    /// Writes all of it, and does not read its former content.
+    Write,
+    /// Reads it and writes it, or writes parts of it.
+    ReadWrite,
+}
+
+impl Access {
+    /// The argument's noun, by the method of launches and of [`HostArgs`] that stands for it.
+    fn method(self) -> &'static str {
+        match self {
+            Self::Read => "a buffer by `input`",
+            Self::Write => "a buffer by `output`",
+            Self::ReadWrite => "a buffer by `in_out`",
+        }
+    }
+}
+
+/// Bytes of all parameters of a kernel, on every GPU and driver that takes the most.
+const MOST_PARAMETER_BYTES: usize = 32_764;
+
+/// One argument of a launch, as a driver gets it.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "for the crates above alone")]
+pub enum RawArg {
+    /// The kernel gets the address; the length is for checks alone.
+    Buffer {
+        address: u64,
+        bytes: usize,
+        access: Access,
+    },
+    Scalar(ScalarBytes),
+}
+
+/// A value.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "for the crates above alone")]
+pub enum ScalarBytes {
+    Short { value: [u8; 16], bytes: usize },
+    Long(Arc<[u8]>),
+}
+
+impl Deref for ScalarBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Short { value, bytes } => &value[..*bytes],
+            Self::Long(value) => value,
+        }
+    }
+}
+
+impl RawArg {
+    /// What a kernel gets: the address or the value.
+    #[cfg(feature = "cuda")]
+    #[doc(hidden)]
+    pub fn value(&self) -> *const u8 {
+        match self {
+            Self::Buffer { address, .. } => std::ptr::from_ref(address).cast(),
+            // The driver copies the bytes, and asks no alignment.
+            Self::Scalar(value) => value.as_ptr(),
+        }
+    }
+
+    #[doc(hidden)]
+    pub fn scalar<T: Pod>(value: T) -> Result<Self> {
+        let given = bytemuck::bytes_of(&value);
+        let bytes = given.len();
+        ensure!(
+            bytes <= MOST_PARAMETER_BYTES,
+            InvalidArgument,
+            "pass so much in a buffer",
+            "a scalar argument of {} was given, where all arguments of a kernel have {MOST_PARAMETER_BYTES} at most",
+            Count(bytes, "byte")
+        );
+        let mut value = [0; 16];
+        Ok(Self::Scalar(match value.get_mut(..bytes) {
+            Some(short) => {
+                short.copy_from_slice(given);
+                ScalarBytes::Short { value, bytes }
+            }
+            None => ScalarBytes::Long(given.into()),
+        }))
+    }
+}
+
+/// One argument of a host form: the memory itself.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "for the crates above alone")]
+pub enum HostArg<'a> {
+    Buffer { pointer: *mut u8, bytes: usize, access: Access },
+    Scalar(&'a [u8]),
+}
+
+/// The arguments of a host form, to be taken in the order of the entry's parameters.
+#[derive(Debug)]
+pub struct HostArgs<'a> {
+    /// The kernel's name, for errors.
+    entry: &'static str,
+    arguments: &'a [HostArg<'a>],
+    next: usize,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> HostArgs<'a> {
+    /// # Safety
+    ///
+    /// Each buffer is valid memory for `'a`, initialised, and no written one overlaps another
+    /// argument; no other code accesses them meanwhile.
+    #[doc(hidden)]
+    pub unsafe fn new(entry: &'static str, arguments: &'a [HostArg<'a>]) -> Self {
+        Self { entry, arguments, next: 0, memory: PhantomData }
+    }
+
+    fn take(&mut self, wanted: &str) -> Result<HostArg<'a>> {
+        let count = self.arguments.len();
+        let Some(&argument) = self.arguments.get(self.next) else {
+            return Err(self.mismatch(wanted, &Count(count, "argument").to_string()));
+        };
+        Ok(argument)
+    }
+
+    fn buffer<T: Pod>(&mut self, wanted: Access) -> Result<(*mut T, usize)> {
+        let (size, method) = (size_of::<T>(), wanted.method());
+        let found = match self.take(method)? {
+            HostArg::Buffer { access, .. } if access != wanted => access.method().to_owned(),
+            HostArg::Buffer { pointer, bytes, .. }
+                if size == 0 || bytes % size != 0 || !pointer.cast::<T>().is_aligned() =>
+            {
+                let (bytes, element) = (Count(bytes, "byte"), std::any::type_name::<T>());
+                format!("a buffer of {bytes}, which is no slice of `{element}`")
+            }
+            HostArg::Buffer { pointer, bytes, .. } => {
+                self.next += 1;
+                return Ok((pointer.cast(), bytes / size));
+            }
+            HostArg::Scalar(value) => format!("a scalar of {}", Count(value.len(), "byte")),
+        };
+        Err(self.mismatch(method, &found))
+    }
+
+    /// The error of a next argument that is not what the host form takes.
+    fn mismatch(&mut self, wanted: &str, found: &str) -> Error {
+        self.next += 1;
+        let (entry, place) = (self.entry, self.next);
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "the host form of {entry} takes {wanted} as argument {place}, counted from 1, and the \
+                 launch gave {found}"
+            ),
+        )
+        .with_advice("let the host form take what the launch gives, in its order")
+    }
+
+    /// The next argument: a buffer that the launch gave by [`Launch::input`](crate::kernel::Launch::input). Its bytes are taken as elements
+    /// of `T`, whatever the launch's type was.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
+    /// of such elements.
+    pub fn input<T: Pod>(&mut self) -> Result<&'a [T]> {
+        let (pointer, length) = self.buffer::<T>(Access::Read)?;
+        // SAFETY: valid, initialised and unwritten for `'a` by the contract of `new`; `buffer`
+        // checked length and alignment, and every bit pattern is a `T: Pod`.
+        Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
+    }
+
+    /// The next argument: a buffer that the launch gave by [`Launch::output`](crate::kernel::Launch::output), as
+    /// [`input`](Self::input) takes one. All of it counts as written, whatever the form writes.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
+    /// of such elements.
+    pub fn output<T: Pod>(&mut self) -> Result<&'a mut [T]> {
+        let (pointer, length) = self.buffer::<T>(Access::Write)?;
+        // SAFETY: valid, initialised and overlapped by no other argument for `'a` by the contract
+        // of `new`; each argument is taken once; `buffer` checked length and alignment.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
+    }
+
+    /// The next argument: a buffer that the launch gave by [`Launch::in_out`](crate::kernel::Launch::in_out), as
+    /// [`input`](Self::input) takes one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
+    /// of such elements.
+    pub fn in_out<T: Pod>(&mut self) -> Result<&'a mut [T]> {
+        let (pointer, length) = self.buffer::<T>(Access::ReadWrite)?;
+        // SAFETY: as in `output`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
+    }
+
+    /// The next argument: a value of the size of `T`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is a buffer, or a scalar of another size.
+    pub fn scalar<T: Pod>(&mut self) -> Result<T> {
+        let wanted = format!("a scalar of {}", Count(size_of::<T>(), "byte"));
+        let found = match self.take(&wanted)? {
+            HostArg::Scalar(value) if value.len() == size_of::<T>() => {
+                self.next += 1;
+                return Ok(bytemuck::pod_read_unaligned(value));
+            }
+            HostArg::Scalar(value) => format!("one of {}", Count(value.len(), "byte")),
+            HostArg::Buffer { bytes, .. } => format!("a buffer of {}", Count(bytes, "byte")),
+        };
+        Err(self.mismatch(&wanted, &found))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! What aquifer needs of a device, and CUDA's implementation: the only crate that calls CUDA.
+//!
+//! [`Driver`] is the interface of one device, in raw handles and addresses. `cuda` implements it for GPUs,
+//! `aquifer-sim` for simulated devices. It is a trait object, since it is not called on hot paths. The driver
+//! reuses the numbers of handles. `Device`, `Stream` and `Event` of `aquifer-core` give them an identity.
+//!
+//! [`error`](mod@error), [`layout`], [`Kernel`] and what a device says of itself are public in `aquifer`. The rest is
+//! for the crates above.
+#![deny(missing_docs, missing_debug_implementations)]
+// Without the CUDA backend, parts that it alone uses are dead.
+#![cfg_attr(not(feature = "cuda"), allow(dead_code))]
+
+pub mod error;
+pub mod impls;
+pub mod kernel;
+pub mod layout;
+mod properties;
+
+#[allow(missing_docs, reason = "for the crates above alone")]
+mod call_site;
+#[allow(missing_docs, missing_debug_implementations, reason = "for the crates above alone")]
+mod calls;
+#[allow(missing_docs, reason = "but for `ReduceOp`, for the crates above alone")]
+mod collective;
+pub mod cubin;
+#[cfg(feature = "cuda")]
+#[allow(missing_docs, missing_debug_implementations, reason = "for the crates above alone")]
+pub mod cuda;
+#[cfg(feature = "nvrtc")]
+mod cuda_source;
+pub mod fork;
+#[allow(missing_docs, reason = "for the crates above alone")]
+pub mod ipc;
+mod peer;
+mod pool_end;
+pub mod ptx;
+#[allow(missing_docs, reason = "for the crates above alone")]
+mod raw;
+#[allow(missing_docs, reason = "for the crates above alone")]
+mod virtual_memory;
+
+use aquifer_sync as sync;
+
+pub use call_site::{CallSite, NoCallSite, Site};
+pub use calls::{
+    CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, ErrorContext, FillWord,
+    GraphCalls, HostFlags, MemoryCalls, NewStream, PoolAttribute, PoolCalls, PoolSpec,
+    PreferredLocation, RawCopy, RawFill, RawLaunch, RegionCalls, StreamCalls, StreamKeeper,
+    VectorEvent, VectorType, WorkCalls, has_ended_capture,
+};
+pub use collective::{
+    CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork, ElementType, RawCollective,
+    RawCommunicator, ReduceOp, Reduction, UniqueId,
+};
+#[cfg(feature = "nvrtc")]
+pub use cuda_source::CompileOptions;
+pub use fork::{call_not_forked, is_forked_child, not_forked};
+pub use ipc::{AllocationKind, IpcBytes, IpcCalls, process_of};
+pub use kernel::{Access, HostArgs, HostForm, Kernel, KernelImage, LaunchConfig, RawArg};
+pub use peer::PeerCalls;
+pub use pool_end::DefaultPoolEnd;
+pub use properties::{BackendKind, DeviceProperties, MemoryInfo};
+pub use raw::{
+    DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawHandle, RawPool, RawStream,
+};
+pub use virtual_memory::{HandleSpec, VirtualCalls};
+
+/// The names of driver functions, as strings.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! names {
+    ($($name:ident)+) => { [$(stringify!($name)),+] };
+}

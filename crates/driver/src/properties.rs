@@ -1,0 +1,93 @@
+//! What a device says of itself.
+
+use std::fmt;
+
+/// The kind of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// A GPU, through the CUDA driver.
+    Cuda,
+    /// The simulated device: host memory and a scheduler, no GPU.
+    Simulated,
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cuda => "CUDA",
+            Self::Simulated => "simulated",
+        })
+    }
+}
+
+/// Free and total memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryInfo {
+    /// Bytes that can still be allocated; other programs may allocate them first.
+    pub free: u64,
+    /// Bytes that the device has in all.
+    pub total: u64,
+}
+
+impl MemoryInfo {
+    /// As a memory manager tells it.
+    pub const fn new(free: u64, total: u64) -> Self {
+        Self { free, total }
+    }
+}
+
+/// The properties of a device, read once when it is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceProperties {
+    /// The device's name, such as `NVIDIA H200` or `simulated device`.
+    pub name: String,
+    /// Compute capability, major and minor; `(0, 0)` on the simulated device.
+    pub compute_capability: (u32, u32),
+    /// The driver's version as it gives it: 13000 is CUDA 13.0; 0 on the simulated device.
+    pub driver_version: u32,
+    /// The device supports managed memory.
+    pub managed_memory: bool,
+    /// The host may touch managed memory while kernels run.
+    pub concurrent_managed_access: bool,
+    /// Kernels can access ordinary host memory, without registration.
+    pub pageable_memory_access: bool,
+    /// The device supports stream-ordered memory pools.
+    pub memory_pools: bool,
+    /// Host memory can be mapped for kernels.
+    pub map_host_memory: bool,
+    /// Memory of the caller can be page-locked (`cuMemHostRegister`).
+    pub host_register: bool,
+    /// The device supports virtual memory management.
+    pub virtual_memory: bool,
+    /// Its memory can be shared with other processes, by file descriptors.
+    pub virtual_memory_descriptors: bool,
+    /// Network cards and disks can reach it (GPUDirect RDMA).
+    pub virtual_memory_rdma: bool,
+    /// One event can cover all work of the context (`cuCtxRecordEvent`, CUDA 12.5).
+    pub context_events: bool,
+}
+
+impl DeviceProperties {
+    /// Of a device that is simulated: on the host, so that all that a device may have is there.
+    #[doc(hidden)]
+    pub fn simulated() -> Self {
+        Self {
+            name: String::from("simulated device"),
+            compute_capability: (0, 0),
+            driver_version: 0,
+            managed_memory: true,
+            concurrent_managed_access: true,
+            pageable_memory_access: true,
+            memory_pools: true,
+            map_host_memory: true,
+            host_register: true,
+            virtual_memory: cfg!(target_os = "linux"),
+            virtual_memory_descriptors: cfg!(target_os = "linux"),
+            virtual_memory_rdma: true,
+            context_events: true,
+        }
+    }
+}

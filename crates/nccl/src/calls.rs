@@ -1,0 +1,267 @@
+//! The collectives: each is a method of a communicator, which runs it at once, and of a group.
+
+use super::communicator::Communicator;
+use super::element::ReduceElement;
+use super::request::Request;
+use crate::container::{DeviceRead, DeviceWrite};
+use crate::driver::CallSite;
+use crate::driver::ReduceOp;
+use crate::error::Result;
+use bytemuck::Pod;
+use std::fmt;
+
+/// Collectives that are given to their streams together: `ncclGroupStart` and `ncclGroupEnd`.
+///
+/// A send and a receive that wait for each other belong into one group, and so do the calls of one thread that has
+/// several ranks. The group borrows the memory until it is [run](Self::run), which orders all streams; until then, and if
+/// it is dropped, nothing has happened. Its methods are those of [`Communicator`], with the rank first.
+///
+/// All ranks group their collectives in the same way: NCCL arranges a group as a whole, and ranks that differ may wait for
+/// each other without an end, or fail. For the same reason a group is never given in parts, however long it is.
+///
+/// # How far a rank is ahead
+///
+/// A group counts as all the collectives that it has of a rank. It waits before it is given until these and what
+/// the rank has ahead of its device are 256 at most. A group with more of one rank waits until that rank has nothing ahead, and
+/// what comes after it waits until the device has passed it. So a rank is ahead of its device by 256 collectives or by
+/// one group, whichever is more. Each of these waits takes no longer than the [`timeout`](crate::CommunicatorOptions::timeout)
+/// of the rank. A group that has waited waits again where another thread has given the rank collectives meanwhile. Keep a group short where a rank may be lost: NCCL has the host wait in a group that is too long
+/// for the queue of the GPU, and does not return until the other ranks come.
+///
+/// ```
+/// use aquifer::{Communicator, Device, DeviceVec, collective::Group, sim::SimConfig};
+///
+/// let devices = [0, 1].map(|n| Device::simulated(SimConfig::default().ordinal(n)));
+/// let streams = [devices[0].new_stream()?, devices[1].new_stream()?];
+/// // SAFETY: the send and its receive have one length.
+/// let ranks = unsafe { Communicator::from_streams(&streams)? };
+/// let sent = DeviceVec::from_slice(&streams[0], &[1_u16, 2, 3])?;
+/// let mut received = DeviceVec::<u16>::zeroed(&streams[1], 3)?;
+/// let mut group = Group::new();
+/// group.send(&ranks[0], &sent, 1)?;
+/// group.receive(&ranks[1], &mut received, 0)?;
+/// group.run()?;
+/// assert_eq!(received.to_vec()?, [1, 2, 3]);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+#[must_use = "a group does nothing until it is run"]
+#[derive(Default)]
+pub struct Group<'a> {
+    requests: Vec<Request<'a>>,
+}
+
+impl Group<'_> {
+    /// An empty group.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The number of collectives in it.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Gives all of them to their streams, which wait for the home streams of what they use; the homes wait for them
+    /// before they next write or free it. May wait on the host for the calls of other ranks, and where a rank is
+    /// [too far ahead](Self#how-far-a-rank-is-ahead) of its device.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`]: of all ranks of the group, if a call of NCCL failed.
+    #[track_caller]
+    pub fn run(self) -> Result<()> {
+        let _site = CallSite::enter();
+        Request::run_all(&self.requests)
+    }
+}
+
+impl<'a> Group<'a> {
+    fn push(&mut self, request: Request<'a>) -> Result<()> {
+        if let Some(first) = self.requests.first() {
+            first.require_same_kind(&request)?;
+        }
+        self.requests.push(request);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Group<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// Makes of each collective a method of [`Communicator`] and one of [`Group`].
+macro_rules! collectives {
+    ($(
+        $(#[$doc:meta])*
+        fn $name:ident<T: $bound:ident>(
+            $(read $read:ident)? $(write $written:ident)? $(, $argument:ident: $type:ty)*
+        );
+    )+) => {
+        impl Communicator {
+            $(
+                $(#[$doc])*
+                #[track_caller]
+                pub fn $name<T: $bound>(
+                    &self,
+                    $($read: &impl DeviceRead<T>,)?
+                    $($written: &mut impl DeviceWrite<T>,)?
+                    $($argument: $type,)*
+                ) -> Result<()> {
+                    let _site = CallSite::enter();
+                    Request::$name(
+                        self,
+                        $(&$read.as_device_slice(),)?
+                        $(&$written.as_device_slice_mut(),)?
+                        $($argument,)*
+                    )?
+                    .run()
+                }
+            )+
+        }
+
+        impl<'a> Group<'a> {
+            $(
+                #[doc = concat!("As [`Communicator::", stringify!($name), "`], when the group is run.")]
+                ///
+                /// # Errors
+                ///
+                /// Of the lengths, the ranks and the device.
+                pub fn $name<T: $bound>(
+                    &mut self,
+                    communicator: &'a Communicator,
+                    $($read: &'a impl DeviceRead<T>,)?
+                    $($written: &'a mut impl DeviceWrite<T>,)?
+                    $($argument: $type,)*
+                ) -> Result<()> {
+                    let request = Request::$name(
+                        communicator,
+                        $(&$read.as_device_slice(),)?
+                        $(&$written.as_device_slice_mut(),)?
+                        $($argument,)*
+                    )?;
+                    self.push(request)
+                }
+            )+
+        }
+    };
+}
+
+collectives! {
+    /// Reduces what all ranks send, element by element, and gives the result to all.
+    ///
+    /// May wait on the host for the same call of other ranks, and where the device is far behind: see [`Communicator`].
+    ///
+    /// ```
+    /// use aquifer::{Communicator, Device, DeviceVec, collective::ReduceOp, sim::SimConfig};
+    ///
+    /// let stream = Device::simulated(SimConfig::default()).new_stream()?;
+    /// // SAFETY: one rank has nothing to agree with.
+    /// let ranks = unsafe { Communicator::from_streams(std::slice::from_ref(&stream))? };
+    /// let send = DeviceVec::from_slice(&stream, &[1.0_f32, 2.0])?;
+    /// let mut receive = DeviceVec::<f32>::zeroed(&stream, 2)?;
+    /// ranks[0].all_reduce(&send, &mut receive, ReduceOp::Sum)?;
+    /// assert_eq!(receive.to_vec()?, [1.0, 2.0]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) where lengths of this rank do not fit;
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) for memory of another device than the rank's;
+    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) if a rank failed, or this one was aborted;
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) where the rank's stream or a home is in capture;
+    /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) on the simulated device where another rank calls another
+    /// collective, or of another length; those of the driver.
+    fn all_reduce<T: ReduceElement>(read send write receive, op: ReduceOp);
+
+    /// As [`all_reduce`](Self::all_reduce), in place.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn all_reduce_in_place<T: ReduceElement>(write data, op: ReduceOp);
+
+    /// Reduces what all ranks send, and gives the result to rank `root` alone. The others' `receive` is not used, and may
+    /// be empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce), and [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a
+    /// rank that does not exist.
+    fn reduce<T: ReduceElement>(read send write receive, op: ReduceOp, root: usize);
+
+    /// As [`reduce`](Self::reduce), in place: what is not `root`'s keeps its elements.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn reduce_in_place<T: ReduceElement>(write data, op: ReduceOp, root: usize);
+
+    /// Reduces what all ranks send, and gives each rank its part of the result: the first part to rank 0. `send` is as
+    /// long as the parts of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    fn reduce_scatter<T: ReduceElement>(read send write receive, op: ReduceOp);
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), in place: this rank's part of `data` gets the result. What the other
+    /// parts hold then is not said.
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) for a length that the number of ranks
+    /// does not divide.
+    fn reduce_scatter_in_place<T: ReduceElement>(write data, op: ReduceOp);
+
+    /// Gives to all ranks what rank `root` sends. The others' `send` is not used, and may be empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`reduce`](Self::reduce).
+    fn broadcast<T: Pod>(read send write receive, root: usize);
+
+    /// As [`broadcast`](Self::broadcast), in place: each rank gets the elements of rank `root`.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn broadcast_in_place<T: Pod>(write data, root: usize);
+
+    /// Gives to all ranks what each of them sends, rank 0's first. `receive` is as long as the parts of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    fn all_gather<T: Pod>(read send write receive);
+
+    /// As [`all_gather`](Self::all_gather), in place: this rank sends its own part of `data`.
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) for a length that the number of ranks
+    /// does not divide.
+    fn all_gather_in_place<T: Pod>(write data);
+
+    /// Sends to rank `peer`, which [receives](Self::receive) as many bytes. A rank that both sends and receives does so in
+    /// one [`Group`]: alone, either waits for the other side.
+    ///
+    /// # Errors
+    ///
+    /// As [`reduce`](Self::reduce).
+    fn send<T: Pod>(read data, peer: usize);
+
+    /// Receives from rank `peer`, which [sends](Self::send) as many bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`reduce`](Self::reduce).
+    fn receive<T: Pod>(write data, peer: usize);
+}

@@ -1,0 +1,246 @@
+//! Memory that communicators know.
+
+use super::communicator::Communicator;
+use super::rank::Rank;
+use crate::debug_log::{defer_events, deferred_event};
+use crate::driver::{CollectiveError, DeviceRange, is_forked_child, not_forked};
+use crate::error::Result;
+use crate::layout::DeviceLayout;
+use crate::resource::impls::{adaptor, forward};
+use crate::resource::{DeviceBlock, DeviceResource};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use crate::sync::trusted::Mutex;
+use std::collections::BTreeMap;
+
+/// A resource whose blocks are registered with communicators, by `ncclCommRegister`: NCCL reads and writes them directly,
+/// without a copy through buffers of its own, where it can.
+///
+/// Put it under a pool. Then each block of upstream, from which the pool cuts vectors, is registered once: when the pool
+/// takes it, or when a communicator [comes](Self::register_with). Before it goes back, its stream is waited for and each
+/// registration is taken back; a communicator whose collectives have not run within its
+/// [`timeout`](crate::CommunicatorOptions::timeout) is aborted then. A communicator that ends takes its registrations
+/// along. To register a block and to take that back waits for the call that another thread is in on the communicator.
+/// Have each rank of a communicator take its vectors from such a pool, or none: see the safety section of
+/// [`Communicator::new`].
+/// How much it gains depends on the memory and the links; [`NcclResource`](crate::mr::NcclResource) has memory that NCCL can use in all ways.
+///
+/// ```
+/// use aquifer::{
+///     Communicator, CudaResource, Device, DeviceVec, PoolResource,
+///     collective::{ReduceOp, RegisteringAdaptor}, sim::SimConfig,
+/// };
+///
+/// let device = Device::simulated(SimConfig::default());
+/// let stream = device.new_stream()?;
+/// let registering = RegisteringAdaptor::new(CudaResource::new(&device));
+/// let pool = PoolResource::new(registering.clone())?;
+/// // SAFETY: one rank has nothing to agree with.
+/// let ranks = unsafe { Communicator::from_streams(std::slice::from_ref(&stream))? };
+/// registering.register_with(&ranks[0])?;
+/// let mut sum = DeviceVec::<f32>::zeroed_in(&stream, 1000, pool)?;
+/// ranks[0].all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+/// assert_eq!(registering.registered_blocks(), 1);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub struct RegisteringAdaptor<U> {
+    state: Arc<RegisteringState<U>>,
+}
+
+struct RegisteringState<U> {
+    upstream: U,
+    /// Held over the calls that register, so that each block and each rank meet once.
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    ranks: Vec<Arc<Rank>>,
+    /// Live blocks by address.
+    blocks: BTreeMap<u64, Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    bytes: usize,
+    registrations: Registrations,
+}
+
+/// A block's handles, each of a rank, which may have ended since.
+type Registrations = Vec<(Arc<Rank>, u64)>;
+
+/// A rank that refused memory.
+type Failure = (Arc<Rank>, CollectiveError);
+
+adaptor!(RegisteringAdaptor, state.upstream);
+
+impl<U> RegisteringAdaptor<U> {
+    /// Blocks of `upstream`, registered with no communicator yet.
+    pub fn new(upstream: U) -> Self {
+        Self { state: Arc::new(RegisteringState { upstream, table: Mutex::default() }) }
+    }
+
+    /// The number of live blocks that are registered with a communicator that is not lost and has not ended.
+    pub fn registered_blocks(&self) -> usize {
+        if is_forked_child() {
+            return 0;
+        }
+        let table = self.state.table.lock();
+        let is_joined = |(rank, _): &(Arc<Rank>, u64)| rank.lock().joined().is_ok();
+        table.blocks.values().filter(|block| block.registrations.iter().any(is_joined)).count()
+    }
+}
+
+impl<U: DeviceResource> RegisteringAdaptor<U> {
+    /// Registers all blocks that it has, and will have, with a communicator, until that ends.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) for a rank of another device;
+    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) for one that is lost;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for an NCCL before 2.19; those of NCCL. Then no block is
+    /// registered with it.
+    pub fn register_with(&self, communicator: &Communicator) -> Result<()> {
+        let RegisteringState { upstream, table } = &*self.state;
+        not_forked("a communicator")?;
+        upstream.device().require(communicator.device(), "the communicator")?;
+        let rank = &communicator.rank;
+        let held = defer_events();
+        let registered = table.lock().register_all(rank);
+        drop(held);
+        // Without the locks: it may abort, and tells a subscriber.
+        registered?.map_err(|error| rank.fail(error, "registering memory"))
+    }
+}
+
+impl Table {
+    /// Registers all blocks with a rank that is new here, or none.
+    fn register_all(
+        &mut self,
+        rank: &Arc<Rank>,
+    ) -> Result<std::result::Result<(), CollectiveError>> {
+        // Over all of it: no collective comes between, so what is taken back was not used.
+        let state = rank.lock();
+        state.joined()?;
+        if self.ranks.iter().any(|known| Arc::ptr_eq(known, rank)) {
+            return Ok(Ok(()));
+        }
+        let mut made = Vec::with_capacity(self.blocks.len());
+        for (&address, block) in &self.blocks {
+            let range = DeviceRange { address, bytes: block.bytes };
+            // SAFETY: a live block, which is deregistered before it goes.
+            match unsafe { rank.register(&state, range) }? {
+                Ok(handle) => made.push((address, handle)),
+                Err(error) => {
+                    for (_, handle) in made {
+                        // SAFETY: made above, and used by no collective.
+                        let _ = unsafe { rank.deregister(&state, handle) };
+                    }
+                    return Ok(Err(error));
+                }
+            }
+        }
+        drop(state);
+        for (address, handle) in made {
+            if let Some(block) = self.blocks.get_mut(&address) {
+                block.registrations.push((rank.clone(), handle));
+            }
+        }
+        self.ranks.push(rank.clone());
+        Ok(Ok(()))
+    }
+
+    /// Adds a new block, registered with all ranks that have not ended. Those that refuse it come back, and those that have
+    /// ended, to be dropped without the lock.
+    fn add(&mut self, block: &DeviceBlock) -> (Vec<Failure>, Vec<Arc<Rank>>) {
+        let (address, bytes) = (block.address(), block.bytes());
+        let (mut registrations, mut failures) = (Vec::new(), Vec::new());
+        let mut register = |rank: &mut Arc<Rank>| {
+            let state = rank.lock();
+            // SAFETY: a live block, which is deregistered before it goes.
+            match unsafe { rank.register(&state, DeviceRange { address, bytes }) } {
+                Ok(Ok(handle)) => registrations.push((rank.clone(), handle)),
+                Ok(Err(error)) => failures.push((rank.clone(), error)),
+                // Lost or ended.
+                Err(_) => return true,
+            }
+            false
+        };
+        let ended = self.ranks.extract_if(.., |rank| register(rank)).collect();
+        self.blocks.insert(address, Registered { bytes, registrations });
+        (failures, ended)
+    }
+}
+
+/// Takes the registrations of a block back, whose work has run.
+fn deregister(registrations: Registrations) {
+    for (rank, handle) in registrations {
+        let state = rank.lock();
+        // SAFETY: of a block that was taken out of the table with it; its work has run.
+        let taken_back = unsafe { rank.deregister(&state, handle) };
+        drop(state);
+        if let Err(error) = taken_back {
+            let error = error.to_string();
+            deferred_event!(error, %error, "memory could not be deregistered");
+        }
+    }
+}
+
+// SAFETY: every block is the upstream's, and goes back to it unchanged, or is leaked.
+unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
+    forward!(device, peer_access, identity);
+
+    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
+        let block = self.state.upstream.allocate(stream, layout)?;
+        if block.is_empty() || is_forked_child() {
+            return Ok(block);
+        }
+        let held = defer_events();
+        let (failures, _ended) = self.state.table.lock().add(&block);
+        drop(held);
+        for (rank, error) in failures {
+            // Deferred: a pool above may have its locks. The next call on the rank finds out what is fatal.
+            let (rank, bytes, error) = (rank.number, block.bytes(), error.to_string());
+            deferred_event!(warn, rank, bytes, %error, "memory is not registered with a communicator");
+        }
+        Ok(block)
+    }
+
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        let state = &self.state;
+        if block.is_empty() || is_forked_child() {
+            // SAFETY: the block is the upstream's; the caller vouches for the rest.
+            return unsafe { state.upstream.deallocate(stream, block) };
+        }
+        let registered = state.table.lock().blocks.remove(&block.address());
+        let registrations = registered.map(|block| block.registrations).unwrap_or_default();
+        if registrations.is_empty() {
+            // SAFETY: as above.
+            return unsafe { state.upstream.deallocate(stream, block) };
+        }
+        if stream.is_capturing().unwrap_or(false) {
+            // Before the upstream's own free, which waits as long.
+            stream.free_block_later(move |passed| match passed {
+                Ok(()) => deregister(registrations),
+                Err(error) => {
+                    let error = error.to_string();
+                    deferred_event!(error, %error, "memory stays registered: a communicator may use it");
+                }
+            });
+        } else {
+            // The stream would wait for a lost rank without an end: what stands still is aborted. That is said to who uses
+            // the communicator.
+            for (rank, _) in &registrations {
+                let _ = rank.drain();
+            }
+            if let Err(error) = stream.synchronize_uncaptured() {
+                let (bytes, error) = (block.bytes(), error.to_string());
+                deferred_event!(error, bytes, %error, "leaked device memory: a communicator may use it");
+                return;
+            }
+            deregister(registrations);
+        }
+        // SAFETY: as above.
+        unsafe { state.upstream.deallocate(stream, block) }
+    }
+}

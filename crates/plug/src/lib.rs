@@ -1,0 +1,44 @@
+//! What other programs, processes and libraries plug into: external memory managers (NBEP 7), data-allocation
+//! handlers (NEP 49), stacks of resources by a text, memory that processes share.
+
+#![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
+#![deny(missing_docs, missing_debug_implementations)]
+
+mod data_handler;
+mod external;
+mod host_only;
+pub mod ipc;
+mod memory_manager;
+mod options;
+mod pending;
+mod pointers;
+mod registry;
+mod resource_manager;
+mod stack;
+
+use aquifer_core::{container, device, pinned, resource, stream};
+use aquifer_driver::{self as driver, error, impls, layout};
+use aquifer_events as debug_log;
+use aquifer_mr::adaptor;
+use aquifer_sync as sync;
+
+pub use data_handler::{
+    DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler, WithDataHandler,
+    current_data_handler, data_handler_name, data_handler_version, set_data_handler,
+    with_data_handler,
+};
+pub use host_only::{DeviceMemoryManager, HostOnly};
+pub use memory_manager::{HostAllocFlags, INTERFACE_VERSION, MemoryManager};
+pub use options::ManagerOptions;
+pub use pending::{DeferCleanup, PendingDeallocations};
+pub use pointers::{MemoryPointer, PinnedMemory};
+pub use registry::{memory_manager, register_memory_manager, set_memory_manager};
+pub use resource_manager::ResourceMemoryManager;
+pub use stack::{ResourceStack, StackText, StackTextError};
+
+crate::sync::for_models! {
+    #[allow(missing_docs, unreachable_pub)]
+    pub mod models {
+        pub use super::pending::{DeferCleanup, PendingDeallocations};
+    }
+}

@@ -1,0 +1,307 @@
+//! The scheduler: which ready operation runs next, and which call waits for whom.
+//!
+//! - INV-1: one operation of a device runs at a time, and no two operations that share a block,
+//!   whatever their devices. So even a reported race has a defined outcome.
+//! - INV-2: operations run without the lock of the state, so a host form may take its time. A call to
+//!   the device from inside one is refused, since it could wait for itself.
+//! - INV-3: every wait but for the ranks of a communicator is for a record that was enqueued before it. The order of the calls is thus one
+//!   in which everything can run, and a queue that is not empty can always make progress.
+
+use super::execute::{OpOutcome, execute};
+use crate::check::{ReportedMemory, Violation};
+use crate::state::{
+    OpRange, OpWork, RunningOp, SimContext, SimFence, SimOp, SimState, SimStream, StateGuard,
+    lock_state, notify_changed, wait_changed, wait_changed_for,
+};
+use aquifer_sync::Arc;
+use aquifer_sync::thread_id;
+use aquifer_sync::trusted::WaitMutexGuard;
+use std::time::Duration;
+
+/// Event queries in a row that may run nothing.
+const IDLE_QUERIES: u32 = 3;
+
+/// How long a wait for another rank sleeps before it looks at the clock.
+const ROUND: Duration = Duration::from_millis(20);
+
+/// The result of a step of the scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// An operation ran.
+    Ran,
+    /// Another thread is running operations: wait for a change of the state.
+    Busy,
+    /// No operation can run until another rank of a communicator calls.
+    Awaits,
+    /// No operation can run.
+    Idle,
+}
+
+/// Whether the first operation of a queue can run.
+enum QueueHead {
+    Ready,
+    /// It waits for records of other streams, or for ranks.
+    Waits(Arc<SimFence>),
+    /// A running operation shares one of its blocks.
+    Blocked,
+}
+
+fn queue_head(state: &SimState, id: u64) -> QueueHead {
+    let Some(stream) = state.streams.get(&id) else { return QueueHead::Blocked };
+    let Some(op) = stream.queue.front() else { return QueueHead::Blocked };
+    if stream.busy || stream.stalled {
+        return QueueHead::Blocked;
+    }
+    if let OpWork::Wait(fence) = &op.work
+        && !fence.is_signaled()
+    {
+        return QueueHead::Waits(Arc::clone(fence));
+    }
+    let mut running = state.running.iter().flat_map(|running| &running.memory);
+    if running.any(|&(id, _)| op.ranges.iter().any(|range| range.memory_id() == id)) {
+        return QueueHead::Blocked;
+    }
+    QueueHead::Ready
+}
+
+/// Runs one ready operation of `device`, or of a device that it waits for; waits if another thread is
+/// at it. `false` if there is nothing to run.
+pub(crate) fn advance(state: &mut StateGuard, device: u64) -> bool {
+    match step(state, device, false, &mut Vec::new()) {
+        Progress::Ran => {}
+        Progress::Busy if state.cliques.is_empty() => wait_changed(state),
+        Progress::Busy | Progress::Awaits => wait_for_ranks(state),
+        Progress::Idle => return false,
+    }
+    true
+}
+
+/// Waits until the state has changed, and gives up on ranks that do not come.
+fn wait_for_ranks(state: &mut StateGuard) {
+    wait_changed_for(state, ROUND);
+    give_up_on_ranks(state);
+}
+
+fn give_up_on_ranks(state: &mut StateGuard) {
+    for name in state.cliques.expire() {
+        let stream = name.stream.and_then(|stream| state.streams.get(&stream));
+        let device = stream.and_then(|stream| state.devices.get(&stream.device));
+        if let Some(device) = device {
+            let note =
+                "all ranks make each call; one thread gives those of several ranks in one Group";
+            let (memory, note) = (ReportedMemory::NONE, Some(String::from(note)));
+            device.context.report(Violation::LostRank, name, None, memory, note);
+        }
+        notify_changed();
+    }
+}
+
+fn step(
+    state: &mut StateGuard,
+    device: u64,
+    is_background: bool,
+    visited: &mut Vec<u64>,
+) -> Progress {
+    visited.push(device);
+    // Asked first: a device that was dropped inside of a host form still runs that one.
+    if state.running.iter().any(|running| running.device == device) {
+        return Progress::Busy;
+    }
+    let Some(own) = state.devices.get(&device) else { return Progress::Idle };
+    if own.background && !is_background {
+        return if own.active.is_empty() { Progress::Idle } else { Progress::Busy };
+    }
+    let (mut ready, mut others, mut busy) = (Vec::new(), Vec::new(), false);
+    for &id in &own.active {
+        match queue_head(state, id) {
+            QueueHead::Ready => ready.push(id),
+            QueueHead::Waits(fence) => others.push(fence),
+            QueueHead::Blocked => busy = true,
+        }
+    }
+    if let Some(own) = state.devices.get_mut(&device)
+        && let Some(&id) = ready.get(own.random.below(ready.len()))
+    {
+        run(state, id);
+        return Progress::Ran;
+    }
+    let mut awaits = false;
+    for fence in others {
+        awaits |= fence.is_of_ranks();
+        for other in fence.devices() {
+            if visited.contains(&other) {
+                continue;
+            }
+            match step(state, other, false, visited) {
+                Progress::Ran => return Progress::Ran,
+                Progress::Busy => busy = true,
+                Progress::Awaits => awaits = true,
+                Progress::Idle => {}
+            }
+        }
+    }
+    match (busy, awaits) {
+        (true, _) => Progress::Busy,
+        (_, true) => Progress::Awaits,
+        _ => Progress::Idle,
+    }
+}
+
+/// Runs the first operation of a queue. It is ready.
+fn run(state: &mut StateGuard, id: u64) {
+    let Some(stream) = state.streams.get_mut(&id) else { return };
+    let Some(op) = stream.queue.pop_front() else { return };
+    let (device, emptied) = (stream.device, stream.queue.is_empty());
+    stream.busy = op.work.is_on_memory();
+    if emptied && let Some(device) = state.devices.get_mut(&device) {
+        device.active.retain(|&other| other != id);
+    }
+    let mut outcome = OpOutcome::default();
+    if op.work.is_on_memory() {
+        let thread = thread_id::assign();
+        let memory = op.ranges.iter().map(|range| (range.memory_id(), range.writes)).collect();
+        state.running.push(RunningOp { device, thread, memory });
+        // SAFETY: INV-1: `queue_head` saw no running operation that shares a block, and `running` now
+        // keeps others from starting. The caller of the enqueueing call answers for its contract.
+        outcome = WaitMutexGuard::unlocked(state, || unsafe { execute(&op) });
+        state.running.retain(|running| running.device != device);
+        for range in op.ranges.iter().filter(|range| range.writes && range.host_visible) {
+            range.backing.after_write(range.pointer as usize, range.bytes);
+        }
+    }
+    retire(state, device, &op);
+    if let Some(stream) = state.streams.get_mut(&id) {
+        stream.busy = false;
+        // A queue that was emptied meanwhile has passed the discarded operations, too.
+        stream.passed = if stream.queue.is_empty() { stream.tick } else { op.tick };
+    }
+    apply_outcome(state, device, &op, outcome);
+    state.prune_stream(id);
+    drop(op);
+    notify_changed();
+}
+
+/// The effects of an operation that do not depend on whether it ran or was discarded.
+fn retire(state: &mut SimState, device: u64, op: &SimOp) {
+    match &op.work {
+        OpWork::Record(fence) => fence.pass(),
+        OpWork::Bring { exchange, .. } => exchange.fence.pass(),
+        OpWork::Free { bytes, pool } => {
+            if let Some(pool) = state.pools.get_mut(pool) {
+                pool.deallocate(*bytes);
+            }
+            if let Some(device) = state.devices.get_mut(&device) {
+                device.used = device.used.saturating_sub(*bytes);
+                device.pending_frees = device.pending_frees.saturating_sub(1);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Reports what an operation found, and loses the context of a kernel that failed.
+fn apply_outcome(state: &mut SimState, device: u64, op: &SimOp, outcome: OpOutcome) {
+    if let Some(own) = state.devices.get(&device) {
+        if outcome.host_wrote {
+            let range = op.watchpoint.as_ref().map_or((0, 0), |watchpoint| watchpoint.range);
+            let reported = |range: &OpRange| state.blocks.reported(range.block + range.offset, 0);
+            let vector = op.ranges.iter().find_map(|range| reported(range).vector);
+            let memory = ReportedMemory::new(range, vector);
+            own.context.report(Violation::HostWroteDuringCopy, op.name, None, memory, None);
+        }
+        if outcome.fault.is_some() {
+            let kind = Violation::KernelFault;
+            let memory = ReportedMemory::NONE;
+            let fault = own.context.report(kind, op.name, None, memory, outcome.fault);
+            own.context.lose_by(fault);
+        }
+    }
+    if is_over(state, device) {
+        discard_queues(state, device);
+    }
+}
+
+/// Whether no operation in a device's queues will run: it was dropped, or its context is lost.
+fn is_over(state: &SimState, device: u64) -> bool {
+    state.devices.get(&device).is_none_or(|own| own.context.is_lost())
+}
+
+/// Whether no operation of a device runs, or will run without further calls. A host form that the
+/// calling thread is inside of does not count.
+pub(crate) fn has_stopped(state: &SimState, device: u64) -> bool {
+    let this_thread = thread_id::assign();
+    let elsewhere = |running: &RunningOp| running.device == device && running.thread != this_thread;
+    let queued = state.devices.get(&device).is_some_and(|own| !own.active.is_empty());
+    !state.running.iter().any(elsewhere) && (!queued || is_over(state, device))
+}
+
+/// Discards the queues of a device that was dropped or lost, and what its streams capture. A stream with a running operation does so
+/// when that has run, so that waits for its later records do not return before.
+pub(crate) fn discard_queues(state: &mut SimState, device: u64) {
+    if let Some(own) = state.devices.get_mut(&device) {
+        own.active.clear();
+    }
+    // First, so that no rank takes what was never brought for a result.
+    state.cliques.lose_device(device);
+    for capture in state.captures.values_mut().filter(|capture| capture.is_on(device)) {
+        capture.valid = false;
+    }
+    let idle = |(_, stream): &(&u64, &SimStream)| stream.device == device && !stream.busy;
+    let streams: Vec<u64> = state.streams.iter().filter(idle).map(|(&id, _)| id).collect();
+    for id in streams {
+        let Some(stream) = state.streams.get_mut(&id) else { continue };
+        stream.passed = stream.tick;
+        for op in std::mem::take(&mut stream.queue) {
+            if let Some(watchpoint) = &op.watchpoint {
+                watchpoint.backing.unwatch(watchpoint.id, false);
+            }
+            retire(state, device, &op);
+        }
+    }
+    notify_changed();
+}
+
+/// Runs the queues until `done`. `false` if they end before, which INV-3 excludes.
+pub(crate) fn run_until(
+    state: &mut StateGuard,
+    device: u64,
+    done: impl Fn(&SimState) -> bool,
+) -> bool {
+    while !done(state) {
+        if !advance(state, device) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Runs a few operations, as an event query lets happen.
+pub(crate) fn run_some(state: &mut StateGuard, device: u64) {
+    // A program that asks again and again waits, too.
+    give_up_on_ranks(state);
+    let Some(own) = state.devices.get_mut(&device) else { return };
+    if own.background {
+        return;
+    }
+    let mut steps = own.random.below(4);
+    own.idle_queries = if steps == 0 { own.idle_queries + 1 } else { 0 };
+    if own.idle_queries > IDLE_QUERIES {
+        (steps, own.idle_queries) = (1, 0);
+    }
+    for _ in 0..steps {
+        if step(state, device, false, &mut Vec::new()) != Progress::Ran {
+            return;
+        }
+    }
+}
+
+/// The loop of a device's background thread, until the device is gone.
+pub(crate) fn run_background(context: &SimContext) {
+    let mut state = lock_state();
+    while state.devices.contains_key(&context.id) {
+        match step(&mut state, context.id, true, &mut Vec::new()) {
+            Progress::Ran => WaitMutexGuard::unlocked(&mut state, || context.emit_reports()),
+            Progress::Busy | Progress::Awaits | Progress::Idle => wait_changed(&mut state),
+        }
+    }
+}

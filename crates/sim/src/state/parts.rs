@@ -1,0 +1,206 @@
+//! What pools say of a block: which parts of it are handed out, and which nothing may touch.
+//!
+//! A pool takes a range as its *heap*, and cuts *regions* from it. A pool over a pool takes a region of the
+//! lower one as its heap; when it gives that back, the lower pool's region is as it was.
+
+use crate::check::{AccessStamp, OpName};
+use std::collections::BTreeMap;
+
+/// From the first byte to the one after the last, in a block.
+pub(crate) type Range = (u64, u64);
+
+/// A region that a pool has handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) range: Range,
+    /// The allocation.
+    pub(crate) by: OpName,
+    /// What each use comes after. `None` for a region of a capture: its uses are launches, which come after
+    /// what the stream was given before the capture.
+    pub(crate) order: Option<AccessStamp>,
+}
+
+/// What a part of a block is to its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PartState {
+    /// Never handed out.
+    Reserved,
+    Allocated(Region),
+    /// Freed by `by`. `kept_for_graph`: launches of graphs may still use it.
+    Freed {
+        by: OpName,
+        kept_for_graph: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    end: u64,
+    pool: u64,
+    state: PartState,
+}
+
+#[derive(Debug)]
+struct Heap {
+    end: u64,
+    /// What was in its range before.
+    below: Vec<(u64, Part)>,
+}
+
+/// Why an access is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PartError {
+    /// It begins in memory that this operation freed.
+    Freed(OpName),
+    /// It begins in the region of this range that `by` allocated, and goes on past its end.
+    Outside { by: OpName, range: Range },
+    /// It begins in memory that a pool has, or goes on to such memory.
+    Unmapped,
+}
+
+/// What the free of a region has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FreedPart {
+    /// The region, which is free now.
+    Region,
+    /// Memory that this operation freed before.
+    Freed(OpName),
+    /// No region of this pool.
+    Unknown,
+}
+
+/// The parts of one block that pools have. The others are nothing but the block's.
+///
+/// INV-1: parts are disjoint.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    /// By their start.
+    parts: BTreeMap<u64, Part>,
+    /// By their start and their pool.
+    heaps: BTreeMap<(u64, u64), Heap>,
+}
+
+impl Parts {
+    fn at(&self, offset: u64) -> Option<&Part> {
+        let (_, part) = self.parts.range(..=offset).next_back()?;
+        (offset < part.end).then_some(part)
+    }
+
+    /// Makes a part begin at `at`, if one goes across it.
+    fn split(&mut self, at: u64) {
+        if let Some((_, part)) = self.parts.range_mut(..at).next_back()
+            && at < part.end
+        {
+            let tail = *part;
+            part.end = at;
+            self.parts.insert(at, tail);
+        }
+    }
+
+    /// Takes out what is in a range.
+    fn take(&mut self, (start, end): Range) -> Vec<(u64, Part)> {
+        self.split(start);
+        self.split(end);
+        self.parts.extract_if(start..end, |_, _| true).collect()
+    }
+
+    fn set(&mut self, pool: u64, range: Range, state: PartState) {
+        self.take(range);
+        self.parts.insert(range.0, Part { end: range.1, pool, state });
+    }
+
+    /// A range is the pool's from now on, and nothing may touch it.
+    pub(crate) fn add_heap(&mut self, pool: u64, range: Range) {
+        let below = self.take(range);
+        self.heaps.insert((range.0, pool), Heap { end: range.1, below });
+        self.set(pool, range, PartState::Reserved);
+    }
+
+    /// A range is the pool's no more, but what it was before.
+    pub(crate) fn remove_heap(&mut self, pool: u64, range: Range) {
+        let key = (range.0, pool);
+        if self.heaps.get(&key).is_some_and(|heap| heap.end == range.1)
+            && let Some(heap) = self.heaps.remove(&key)
+        {
+            self.take(range);
+            self.parts.extend(heap.below);
+        }
+    }
+
+    /// A region is handed out, whatever it was before.
+    pub(crate) fn allocate(&mut self, pool: u64, region: Region) {
+        self.set(pool, region.range, PartState::Allocated(region));
+    }
+
+    /// A region goes back to its pool. What is no region of that pool stays as it is.
+    pub(crate) fn free(
+        &mut self,
+        pool: u64,
+        range: Range,
+        by: OpName,
+        kept_for_graph: bool,
+    ) -> FreedPart {
+        match self.at(range.0) {
+            Some(Part { pool: own, state, .. }) if *own == pool => match *state {
+                PartState::Allocated(region) if region.range == range => {
+                    self.set(pool, range, PartState::Freed { by, kept_for_graph });
+                    FreedPart::Region
+                }
+                PartState::Freed { by, .. } => FreedPart::Freed(by),
+                _ => FreedPart::Unknown,
+            },
+            _ => FreedPart::Unknown,
+        }
+    }
+
+    /// A region ends elsewhere: in memory that nobody has, or earlier, and the rest is freed by `by`. Whether it does.
+    pub(crate) fn resize(&mut self, pool: u64, range: Range, end: u64, by: OpName) -> bool {
+        let state = self.at(range.0).filter(|part| part.pool == pool).map(|part| part.state);
+        let Some(PartState::Allocated(region)) = state.filter(|_| end > range.0) else {
+            return false;
+        };
+        if region.range != range {
+            return false;
+        }
+        if end < range.1 {
+            self.set(pool, (end, range.1), PartState::Freed { by, kept_for_graph: false });
+        }
+        let range = (range.0, end);
+        self.set(pool, range, PartState::Allocated(Region { range, ..region }));
+        true
+    }
+
+    /// The region that holds a byte, if it is handed out.
+    pub(crate) fn region(&self, offset: u64) -> Option<&Region> {
+        match &self.at(offset)?.state {
+            PartState::Allocated(region) => Some(region),
+            _ => None,
+        }
+    }
+
+    /// Whether an access may touch a range: all of it is one region's, or no pool's. Launches of graphs may
+    /// touch what pools keep for graphs, too.
+    pub(crate) fn check(&self, (start, end): Range, by_graph: bool) -> Result<(), PartError> {
+        let Some(first) = self.at(start) else {
+            let next = self.parts.range(start..end).next();
+            return if next.is_none() { Ok(()) } else { Err(PartError::Unmapped) };
+        };
+        match first.state {
+            PartState::Allocated(region) => {
+                let is_same = |part: &Part| part.state == first.state;
+                // Pools above may have given parts of it back, which then have its state again.
+                if end <= region.range.1 && self.parts.range(start..end).all(|part| is_same(part.1))
+                {
+                    return Ok(());
+                }
+                Err(PartError::Outside { by: region.by, range: region.range })
+            }
+            PartState::Freed { kept_for_graph: true, .. } if by_graph && end <= first.end => Ok(()),
+            PartState::Freed { by, .. } => Err(PartError::Freed(by)),
+            PartState::Reserved => Err(PartError::Unmapped),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
