@@ -14,7 +14,7 @@ pub use emit::{
     is_deferring, is_enabled,
 };
 pub use environment::variable;
-pub use target::{target_bytes, target_length};
+pub use target::{target_bytes, target_length, target_text};
 pub use nvtx::range;
 #[cfg(feature = "nvtx")]
 pub use nvtx::{HeapHandle, MemoryExtension, memory_extension};

@@ -7,11 +7,9 @@
 macro_rules! module_target {
     () => {{
         const PATH: &str = module_path!();
-        const TARGET: &[u8; $crate::target_length(PATH)] = &$crate::target_bytes(PATH);
-        match std::str::from_utf8(TARGET) {
-            Ok(target) => target,
-            Err(_) => PATH,
-        }
+        const BYTES: [u8; $crate::target_length(PATH)] = $crate::target_bytes(PATH);
+        const TARGET: &str = $crate::target_text(PATH, &BYTES);
+        TARGET
     }};
 }
 
@@ -49,6 +47,14 @@ pub const fn target_bytes<const N: usize>(path: &str) -> [u8; N] {
         at += 1;
     }
     target
+}
+
+/// The bytes as a text.
+pub const fn target_text(path: &'static str, target: &'static [u8]) -> &'static str {
+    match std::str::from_utf8(target) {
+        Ok(target) => target,
+        Err(_) => path,
+    }
 }
 
 #[cfg(test)]
