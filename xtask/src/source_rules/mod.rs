@@ -3,6 +3,7 @@
 mod calls;
 mod circles;
 mod crates;
+mod file_names;
 mod front_door;
 mod impls;
 mod imports;
@@ -76,7 +77,7 @@ const RULES: [Rule; 9] = [
 /// Adds what it finds in all files together.
 type WholeRule = fn(&[Source], &mut Vec<Finding>);
 
-const WHOLE_RULES: [WholeRule; 1] = [circles::no_circles];
+const WHOLE_RULES: [WholeRule; 2] = [circles::no_circles, file_names::said_what_they_hold];
 
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let sources = sources(&place.root, &FOLDERS)?;

@@ -1,7 +1,7 @@
 //! Every rule is shown something bad, which it has to flag, and something good.
 
 use super::source::{Source, sources};
-use super::{Rule, check, circles, layers, needs, rules};
+use super::{Rule, check, circles, file_names, layers, needs, rules};
 use std::path::Path;
 
 /// The lines in which `rule` finds something.
@@ -365,6 +365,33 @@ fn a_circle_says_which_methods_make_it() {
     let text = "src/a.rs:1: 2 files need each other:\n    \
         src/a.rs: src/b.rs (g, h)\n    src/b.rs: src/a.rs";
     assert_eq!(finding.to_string(), text);
+}
+
+#[test]
+fn a_name_of_a_file_is_one_of_few() {
+    let parse = |path: &&str| Source::parse(path, "").unwrap();
+    let found = |paths: &[&str]| {
+        let mut findings = Vec::new();
+        let sources: Vec<Source> = paths.iter().map(parse).collect();
+        file_names::said_what_they_hold(&sources, &mut findings);
+        findings.len()
+    };
+    let four = ["src/a/x.rs", "src/b/x.rs", "src/c/x.rs", "crates/pool/src/x.rs"];
+    assert_eq!(found(&four), 0);
+    for (fifth, findings) in [
+        ("src/d/x.rs", 1),
+        ("src/d/tests/x.rs", 1),
+        ("crates/sync/src/x.rs", 1),
+        ("src/d/y.rs", 0),
+        ("src/d/xx.rs", 0),
+        ("tests/x.rs", 0),
+    ] {
+        assert_eq!(found(&[&four[..], &[fifth]].concat()), findings, "{fifth}");
+    }
+    for name in ["mod", "tests", "lib", "main"] {
+        let paths = ["a", "b", "c", "d", "e"].map(|folder| format!("src/{folder}/{name}.rs"));
+        assert_eq!(found(&paths.each_ref().map(String::as_str)), 0, "{name}");
+    }
 }
 
 #[test]
