@@ -1,25 +1,25 @@
-//! No two files of `src/` import each other, directly or by way of others.
+//! Which files of a library import which.
 //!
 //! A file imports another when it names an item that the other defines. A re-export (`pub use`) is no
 //! import of its own: it is a name, and a path that goes through it leads to the file of the item. So
 //! a folder's `mod.rs` may re-export what its children define. Modules of tests import what they need.
 
+use super::LIBRARIES;
 use super::layers::modules;
 use super::source::{Kind, Named, Source};
-use super::{Finding, LIBRARIES};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many re-exports a path may go through.
 const LONGEST_CHAIN: usize = 16;
 
-type Path = Vec<String>;
+pub(super) type Path = Vec<String>;
 
 /// Files with the files that they import.
 pub(super) type Imports<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
 /// The files of a crate by their module paths, with what each of them re-exports or imports by name.
-struct Crate<'a> {
-    files: BTreeMap<Path, &'a Source>,
+pub(super) struct Crate<'a> {
+    pub(super) files: BTreeMap<Path, &'a Source>,
     /// By module path, and by name within it: the absolute path of what a `use` brings in.
     names: BTreeMap<Path, BTreeMap<String, Path>>,
 }
@@ -32,20 +32,7 @@ struct Use<'a> {
     re_export: bool,
 }
 
-/// No two files of `src/` import each other, by way of others either.
-pub(super) fn no_circles(sources: &[Source], findings: &mut Vec<Finding>) {
-    let imports = imports(sources);
-    for circle in circles(&imports) {
-        let mut text = format!("{} files import each other:", circle.len());
-        for file in &circle {
-            let within = imports[file].iter().copied().filter(|other| circle.contains(other));
-            text.push_str(&format!("\n    {file}: {}", within.collect::<Vec<_>>().join(" ")));
-        }
-        findings.push(Finding { path: circle[0].into(), line: 1, text });
-    }
-}
-
-/// Each file of `src/` that is not of tests, with the files that it imports.
+/// Each file of the libraries that is not of tests, with the files that it imports.
 pub(super) fn imports(sources: &[Source]) -> Imports<'_> {
     let mut all = Imports::new();
     for folder in LIBRARIES {
@@ -58,7 +45,7 @@ pub(super) fn imports(sources: &[Source]) -> Imports<'_> {
 }
 
 impl<'a> Crate<'a> {
-    fn new(sources: &'a [Source], folder: &str) -> Self {
+    pub(super) fn new(sources: &'a [Source], folder: &str) -> Self {
         let mut files = BTreeMap::new();
         for source in sources.iter().filter(|source| source.is_in(folder) && !source.is_tests()) {
             let inside = source.path.trim_start_matches(folder).trim_start_matches('/');
@@ -78,7 +65,7 @@ impl<'a> Crate<'a> {
         let mut names = BTreeMap::new();
         for used in uses(self.files[module]).iter().filter(|used| used.named.last.depth == 0) {
             let Some(alias) = used.alias else { continue };
-            if let Some(path) = self.absolute(module, &used.named) {
+            if let Some(path) = self.absolute(module, &used.named.segments, used.named.last.depth) {
                 names.insert(alias.into(), path);
             }
         }
@@ -97,22 +84,24 @@ impl<'a> Crate<'a> {
             if single && !re_exported.contains(used.named.segments[0]) {
                 continue;
             }
-            let path = self.absolute(module, &used.named);
-            files.extend(path.and_then(|path| self.file_of(&path, LONGEST_CHAIN)));
+            let path = self.absolute(module, &used.named.segments, used.named.last.depth);
+            let item = path.and_then(|path| self.item_at(&path, LONGEST_CHAIN));
+            files.extend(item.map(|(file, _)| file));
         }
         files.remove(&*source.path);
         files
     }
 
-    /// The path from the crate's root. None for a path to another crate or to an item of the file.
-    fn absolute(&self, module: &Path, named: &Named<'_>) -> Option<Path> {
+    /// The path from the crate's root of one that stands in `depth` modules of a file. None for a path
+    /// to another crate or to an item of the file.
+    fn absolute(&self, module: &Path, segments: &[&str], depth: usize) -> Option<Path> {
         let segments: Vec<&str> =
-            named.segments.iter().copied().filter(|segment| *segment != "self").collect();
+            segments.iter().copied().filter(|segment| *segment != "self").collect();
         let up = segments.iter().take_while(|segment| **segment == "super").count();
         let (mut path, rest) = match segments.first()? {
             &"crate" => (Path::new(), &segments[1..]),
             &"super" => {
-                let levels = up.saturating_sub(named.last.depth).min(module.len());
+                let levels = up.saturating_sub(depth).min(module.len());
                 (module[..module.len() - levels].to_vec(), &segments[up..])
             }
             first => {
@@ -129,17 +118,33 @@ impl<'a> Crate<'a> {
         Some(path)
     }
 
-    /// The file that defines the item at `path`. None for a module: what is taken from it has a path.
-    fn file_of(&self, path: &[String], chain: usize) -> Option<&'a str> {
+    /// The file that defines the type of this path, and the type's name there.
+    pub(super) fn type_at(
+        &self,
+        module: &Path,
+        segments: &[&str],
+        depth: usize,
+    ) -> Option<(&'a str, String)> {
+        let Some(path) = self.absolute(module, segments, depth) else {
+            // A name that nothing brings in is of the file itself, if it is of the crate at all.
+            let [name] = segments else { return None };
+            return Some((&self.files[module].path, String::from(*name)));
+        };
+        self.item_at(&path, LONGEST_CHAIN)
+    }
+
+    /// The file that defines the item at `path`, and the item's name there. None for a module: what is
+    /// taken from it has a path.
+    fn item_at(&self, path: &[String], chain: usize) -> Option<(&'a str, String)> {
         let inner = (0..=path.len()).rev().find(|&end| self.files.contains_key(&path[..end]))?;
         let (module, rest) = path.split_at(inner);
         let first = rest.first()?;
         match self.names.get(module).and_then(|names| names.get(first)) {
             Some(target) if chain > 0 => {
                 let through: Path = target.iter().chain(&rest[1..]).cloned().collect();
-                self.file_of(&through, chain - 1)
+                self.item_at(&through, chain - 1)
             }
-            _ => Some(&self.files[module].path),
+            _ => Some((&self.files[module].path, rest.last()?.clone())),
         }
     }
 }
@@ -186,32 +191,4 @@ fn alias<'a>(source: &'a Source, named: &Named<'a>) -> &'a str {
     let renamed = (word(named.end + 1) == Some("as")).then(|| word(named.end + 2)).flatten();
     let last = named.segments.iter().rev().find(|segment| **segment != "self");
     renamed.or(last.copied()).unwrap_or_default()
-}
-
-/// The strongly connected components of more than one file, sorted.
-pub(super) fn circles<'a>(imports: &Imports<'a>) -> Vec<Vec<&'a str>> {
-    let reached: BTreeMap<&str, BTreeSet<&str>> =
-        imports.keys().map(|file| (*file, reachable(imports, file))).collect();
-    let mut circles: BTreeSet<Vec<&str>> = BTreeSet::new();
-    for (file, from_here) in &reached {
-        let circle: Vec<&str> =
-            from_here.iter().copied().filter(|other| reached[other].contains(file)).collect();
-        if circle.len() > 1 {
-            circles.insert(circle);
-        }
-    }
-    circles.into_iter().collect()
-}
-
-/// The files that `start` imports, directly or by way of others.
-fn reachable<'a>(imports: &Imports<'a>, start: &str) -> BTreeSet<&'a str> {
-    let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
-    while let Some(file) = open.pop() {
-        for next in imports.get(file).into_iter().flatten() {
-            if seen.insert(*next) {
-                open.push(next);
-            }
-        }
-    }
-    seen
 }

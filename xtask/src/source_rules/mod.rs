@@ -1,11 +1,16 @@
 //! The rules of the source that no compiler checks.
 
+mod calls;
+mod circles;
 mod crates;
+mod file_names;
 mod front_door;
+mod impls;
 mod imports;
 mod layers;
 pub(crate) mod links;
 mod lists;
+mod needs;
 mod rules;
 pub(crate) mod source;
 #[cfg(test)]
@@ -72,7 +77,7 @@ const RULES: [Rule; 9] = [
 /// Adds what it finds in all files together.
 type WholeRule = fn(&[Source], &mut Vec<Finding>);
 
-const WHOLE_RULES: [WholeRule; 1] = [imports::no_circles];
+const WHOLE_RULES: [WholeRule; 2] = [circles::no_circles, file_names::said_what_they_hold];
 
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let sources = sources(&place.root, &FOLDERS)?;
@@ -115,6 +120,11 @@ impl Source {
 
     fn is_in(&self, folder: &str) -> bool {
         self.path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+    }
+
+    /// Whether it is of the crate that people name, or of one below it.
+    fn is_of_libraries(&self) -> bool {
+        LIBRARIES.iter().any(|folder| self.is_in(folder))
     }
 
     /// A file of tests by its name: `tests.rs`, or anything in a folder `tests`.

@@ -1,7 +1,7 @@
 //! The rules that look at one file at a time, but for that of the layers.
 
+use super::Finding;
 use super::source::{Kind, Source};
-use super::{Finding, LIBRARIES};
 
 /// The crate of locks and atomics, the only one of ours that names them or loom.
 const SYNC: &str = "crates/sync";
@@ -30,14 +30,9 @@ const LONGEST_FILE_OF_SRC: usize = 600;
 const LIMITED: [&str; 6] =
     ["tests", "loom_tests", "benches", "replay/benches", "replay/src", "replay/tests"];
 
-/// Whether it is of the crate that people name, or of one below it.
-fn is_of_libraries(source: &Source) -> bool {
-    LIBRARIES.iter().any(|folder| source.is_in(folder))
-}
-
 /// In our libraries, locks, atomics, channels and thread locals are named in `crates/sync` alone, tests included.
 pub(crate) fn locks_through_sync(source: &Source, findings: &mut Vec<Finding>) {
-    if !is_of_libraries(source) || source.is_in(SYNC) {
+    if !source.is_of_libraries() || source.is_in(SYNC) {
         return;
     }
     for name in source.names() {
@@ -102,7 +97,7 @@ pub(crate) fn loom_through_sync(source: &Source, findings: &mut Vec<Finding>) {
 /// Events are told through `debug_log`, which cuts levels, stops a subscriber's panic and waits for
 /// locks: the macros of `tracing` do none of it.
 pub(crate) fn events_through_debug_log(source: &Source, findings: &mut Vec<Finding>) {
-    if !is_of_libraries(source)
+    if !source.is_of_libraries()
         || source.is_in("src/debug_log")
         || source.is_in("crates/events")
         || source.is_tests()
@@ -122,7 +117,7 @@ pub(crate) fn events_through_debug_log(source: &Source, findings: &mut Vec<Findi
 /// Nothing in a `src` that ships panics on purpose, outside modules and files of tests, and the one file
 /// whose purpose is to fail the tests of users.
 pub(crate) fn no_panics(source: &Source, findings: &mut Vec<Finding>) {
-    if !(is_of_libraries(source) || source.is_in("replay/src"))
+    if !(source.is_of_libraries() || source.is_in("replay/src"))
         || source.is_tests()
         || source.path == FAILS_TESTS
     {
@@ -151,10 +146,10 @@ pub(crate) fn no_panics(source: &Source, findings: &mut Vec<Finding>) {
 
 /// No file is longer than one can keep in mind.
 pub(crate) fn short_files(source: &Source, findings: &mut Vec<Finding>) {
-    if !(is_of_libraries(source) || LIMITED.iter().any(|folder| source.is_in(folder))) {
+    if !(source.is_of_libraries() || LIMITED.iter().any(|folder| source.is_in(folder))) {
         return;
     }
-    let short = is_of_libraries(source) && !source.is_tests();
+    let short = source.is_of_libraries() && !source.is_tests();
     let most = if short { LONGEST_FILE_OF_SRC } else { LONGEST_FILE };
     if source.lines > most {
         let text = format!("{} lines, {most} at most", source.lines);

@@ -192,7 +192,7 @@ impl Source {
     }
 
     /// What lies between the bracket at `open` and the one that closes it.
-    fn group(&self, open: usize) -> &[Token] {
+    pub(super) fn group(&self, open: usize) -> &[Token] {
         let inside = &self.tokens[open + 1..];
         let mut nested = 0_usize;
         for (at, token) in inside.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Every rule is shown something bad, which it has to flag, and something good.
 
 use super::source::{Source, sources};
-use super::{Rule, check, imports, layers, rules};
+use super::{Rule, check, circles, file_names, layers, needs, rules};
 use std::path::Path;
 
 /// The lines in which `rule` finds something.
@@ -185,10 +185,7 @@ fn files_stay_short() {
 fn circles(files: &[(&str, &str)]) -> Vec<String> {
     let parse = |(path, text): &(&str, &str)| Source::parse(path, text).unwrap();
     let sources: Vec<Source> = files.iter().map(parse).collect();
-    imports::circles(&imports::imports(&sources))
-        .into_iter()
-        .map(|circle| circle.join(" "))
-        .collect()
+    needs::circles(&circles::needs(&sources)).into_iter().map(|circle| circle.join(" ")).collect()
 }
 
 #[test]
@@ -233,6 +230,167 @@ fn a_re_export_or_a_test_is_no_import() {
             ("src/a/tests.rs", "use super::b::B;"),
         ];
         assert_eq!(circles(&files), Vec::<String>::new(), "{module} {child} {other}");
+    }
+}
+
+/// The circles of a crate with a type `A` of which two files have methods.
+fn circles_of_two(first: &str, second: &str, others: &[(&str, &str)]) -> Vec<String> {
+    let mut files =
+        vec![("src/lib.rs", "pub struct A;"), ("src/b.rs", first), ("src/c.rs", second)];
+    files.extend(others);
+    circles(&files)
+}
+
+#[test]
+fn files_that_call_each_others_methods_are_found() {
+    const FIRST: &str = "use crate::A; impl A { fn f(&self) { self.g() } }";
+    // With these, a name alone tells no type.
+    let others = ("src/d.rs", "struct D; impl D { fn f(&self) {} fn g(&self) {} fn n() {} }");
+    for (first, second) in [
+        (FIRST, "use crate::A; impl A { fn g(&self) { self.f() } }"),
+        (FIRST, "use crate::A; impl A { fn g(&self) { m!(1, { x = self.f() }) } }"),
+        (FIRST, "use crate::A; impl A { fn g(&self) { self.f::<u8>() } }"),
+        (FIRST, "use crate::A; impl A { fn g(&self) { Self::f(self) } }"),
+        (FIRST, "use crate::A; impl A { fn g(&self) { x.map(Self::f) } }"),
+        (FIRST, "use crate::A; impl A { fn g(&self) { fn f() {} self.f() } }"),
+        (
+            FIRST,
+            "use crate::A; impl A { const fn g(&self) {} } impl T for A { fn f() { self.f() } }",
+        ),
+        (FIRST, "use crate::A as B; impl B { fn g(&self) {} } fn h() { B::f(b) }"),
+        (FIRST, "impl crate::A { fn g(&self) {} } fn h() { crate::A::f() }"),
+        (FIRST, "mod m { impl super::super::A { fn g(&self) { self.f() } } }"),
+        (
+            "use crate::A; impl A { fn f() -> u8 { Self::N } }",
+            "use crate::A; impl A { const N: u8 = Self::f(); }",
+        ),
+        (
+            "use crate::A; impl<'a, T: Fn(u8) -> Vec<T>> A<'a, [T; 2]> where T: F<T> { fn f() { Self::g() } }",
+            "use crate::A; impl<T> A<T> where for<'b> T: F<'b> { fn g(&self) { self.f() } }",
+        ),
+        (
+            "use crate::A; #[m] impl A { fn f(&self) { self.g() } }",
+            "use crate::A; unsafe impl<T> D<T> for &'a mut A<T> { fn d() { self.f() } } impl A { fn g() {} }",
+        ),
+    ] {
+        let circles = circles_of_two(first, second, &[others]);
+        assert_eq!(circles, ["src/b.rs src/c.rs"], "{first} {second}");
+    }
+    let third = ("src/d.rs", "use crate::A; impl A { fn h(&self) { self.f() } }");
+    let second = "use crate::A; impl A { fn g(&self) { self.h() } }";
+    assert_eq!(circles_of_two(FIRST, second, &[third]), ["src/b.rs src/c.rs src/d.rs"]);
+}
+
+#[test]
+fn a_name_that_is_defined_once_tells_the_type() {
+    let first = "use crate::A; impl A { fn f(&self) { self.g() } }";
+    for second in [
+        "use crate::A; impl A { fn g(&self) {} } fn h(a: &A) { a.f() }",
+        "use crate::A; impl A { fn g(&self) {} } fn h() { x().f() }",
+        "use crate::A; impl A { fn g(&self) {} } #[cfg(test)] mod tests { fn f() {} } fn h() { x.a.f() }",
+    ] {
+        assert_eq!(circles_of_two(first, second, &[]), ["src/b.rs src/c.rs"], "{second}");
+    }
+}
+
+#[test]
+fn an_import_and_a_call_make_a_circle() {
+    for second in [
+        "use crate::{A, b::B}; impl A { fn g(&self) -> B {} }",
+        "impl crate::A { fn g(&self) { crate::b::h() } }",
+    ] {
+        let first = "use crate::A; impl A { fn f(&self) { self.g() } } pub struct B; pub fn h() {}";
+        assert_eq!(circles_of_two(first, second, &[]), ["src/b.rs src/c.rs"], "{second}");
+    }
+    // The file of the type calls what another has for it.
+    let files = [
+        ("src/lib.rs", "mod a; mod b;"),
+        ("src/a.rs", "pub struct A; impl Drop for A { fn drop(&mut self) { self.end() } }"),
+        ("src/b.rs", "use crate::a::A; impl A { pub fn end(&self) {} }"),
+    ];
+    assert_eq!(circles(&files), ["src/a.rs src/b.rs"]);
+}
+
+#[test]
+fn calls_that_go_one_way_or_may_mean_others_make_no_circle() {
+    const FIRST: &str =
+        "use crate::A; impl A { fn f(&self) { self.g() } fn len(&self) {} fn once(&self) {} }";
+    let other = ("src/d.rs", "pub struct D; impl D { fn f(&self) {} }");
+    for second in [
+        "use crate::A; impl A { fn g(&self) {} }",
+        "use crate::A; impl A { fn g(&self) { self.h() } fn h(&self) { Self::g() } }",
+        // Two types have an `f`.
+        "use crate::A; impl A { fn g(&self, a: &A) { a.f() } }",
+        "use crate::{A, d::D}; impl A { fn g(&self, d: D) { d.f(); D::f() } }",
+        "use crate::A; struct S; impl S { fn f(&self) {} fn x(&self) { self.f() } } impl A { fn g() {} }",
+        // Std has a `len`.
+        "use crate::A; impl A { fn g(&self, v: Vec<u8>) { v.len() } }",
+        // A field, a range, a function and a path of another's.
+        "use crate::A; impl A { fn g(&self) { (self.once)(); once(); 0..once(); x::once() } }",
+        "use crate::A; impl A { fn g(&self) {} } #[cfg(test)] mod t { fn t() { A::f(a); a.once() } }",
+    ] {
+        assert_eq!(circles_of_two(FIRST, second, &[other]), Vec::<String>::new(), "{second}");
+    }
+    // Both files have an `f`, for one target each.
+    let both = "use crate::A; #[cfg(unix)] impl A { fn f(&self) {} fn g(&self) { self.h() } }";
+    let again = "use crate::A; #[cfg(windows)] impl A { fn f(&self) {} fn h(&self) { self.f() } }";
+    assert_eq!(circles_of_two(both, again, &[]), Vec::<String>::new());
+    // What calls a method of the name alone does not know the type.
+    let files = [
+        ("src/lib.rs", "mod a; mod b; mod d;"),
+        ("src/a.rs", "use crate::b::B; pub struct A; impl A { fn f(&self) {} }"),
+        ("src/d.rs", "use crate::a::A; impl A { fn g(&self) {} }"),
+        ("src/b.rs", "pub struct B; fn h() { x.g() }"),
+    ];
+    assert_eq!(circles(&files), Vec::<String>::new());
+    // Types of one name in two modules.
+    let files = [
+        ("src/lib.rs", "mod a; mod b;"),
+        ("src/a.rs", "pub struct A; impl A { fn f(&self) { self.g() } }"),
+        ("src/b.rs", "pub struct A; impl A { fn g(&self) { self.f() } }"),
+    ];
+    assert_eq!(circles(&files), Vec::<String>::new());
+}
+
+#[test]
+fn a_circle_says_which_methods_make_it() {
+    let sources = [
+        ("src/a.rs", "pub struct A; impl A { fn f(&self) { self.g(); self.h() } }"),
+        ("src/b.rs", "use crate::a::A; impl A { fn g(&self) {} fn h(&self) {} }"),
+    ]
+    .map(|(path, text)| Source::parse(path, text).unwrap());
+    let mut findings = Vec::new();
+    circles::no_circles(&sources, &mut findings);
+    let [finding] = &findings[..] else { panic!("{findings:?}") };
+    let text = "src/a.rs:1: 2 files need each other:\n    \
+        src/a.rs: src/b.rs (g, h)\n    src/b.rs: src/a.rs";
+    assert_eq!(finding.to_string(), text);
+}
+
+#[test]
+fn a_name_of_a_file_is_one_of_few() {
+    let parse = |path: &&str| Source::parse(path, "").unwrap();
+    let found = |paths: &[&str]| {
+        let mut findings = Vec::new();
+        let sources: Vec<Source> = paths.iter().map(parse).collect();
+        file_names::said_what_they_hold(&sources, &mut findings);
+        findings.len()
+    };
+    let four = ["src/a/x.rs", "src/b/x.rs", "src/c/x.rs", "crates/pool/src/x.rs"];
+    assert_eq!(found(&four), 0);
+    for (fifth, findings) in [
+        ("src/d/x.rs", 1),
+        ("src/d/tests/x.rs", 1),
+        ("crates/sync/src/x.rs", 1),
+        ("src/d/y.rs", 0),
+        ("src/d/xx.rs", 0),
+        ("tests/x.rs", 0),
+    ] {
+        assert_eq!(found(&[&four[..], &[fifth]].concat()), findings, "{fifth}");
+    }
+    for name in ["mod", "tests", "lib", "main"] {
+        let paths = ["a", "b", "c", "d", "e"].map(|folder| format!("src/{folder}/{name}.rs"));
+        assert_eq!(found(&paths.each_ref().map(String::as_str)), 0, "{name}");
     }
 }
 
