@@ -7,6 +7,7 @@
 mod kernels;
 mod support;
 
+use aquifer::ipc::IpcExport;
 use aquifer::{
     CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream,
     ipc::{IpcHandle, IpcKind, IpcPool},
@@ -276,7 +277,7 @@ fn a_driver_pool_goes_to_another_process() {
         let (device, stream) = open_device();
         let shareable = AsyncResource::builder(&device).shareable(true).build().unwrap();
         let shareable = Arc::new(shareable);
-        shareable.send_to(&other.socket).unwrap();
+        IpcPool::send(&shareable, &other.socket).unwrap();
         let vec = DeviceVec::from_slice_in(&stream, &[7_u32; LENGTH], shareable.clone()).unwrap();
         other.send(&vec.ipc_handle().unwrap());
         let pool = PoolResource::builder(shareable).initial_size(8 * MIB).build().unwrap();
@@ -386,12 +387,12 @@ fn mapped_memory_goes_to_another_process() {
         let (_, stream) = open_device();
         let start = Instant::now();
         // SAFETY: the first process keeps the memory, and waits.
-        let mut whole = unsafe { DeviceVec::<u8>::receive_from(&stream, &other.socket) }.unwrap();
+        let mut whole = unsafe { aquifer::ipc::receive::<u8>(&stream, &other.socket) }.unwrap();
         say(format_args!("has received {} MiB in {:?}", whole.len() / MIB, start.elapsed()));
         // SAFETY: as above.
-        let mut part = unsafe { DeviceVec::<u8>::receive_from(&stream, &other.socket) }.unwrap();
+        let mut part = unsafe { aquifer::ipc::receive::<u8>(&stream, &other.socket) }.unwrap();
         // SAFETY: as above.
-        let mut words = unsafe { DeviceVec::<u32>::receive_from(&stream, &other.socket) }.unwrap();
+        let mut words = unsafe { aquifer::ipc::receive::<u32>(&stream, &other.socket) }.unwrap();
         let found = whole.to_vec().unwrap();
         let is_right = |(at, value): (usize, &u8)| *value == u8::from(at >= 3 * MIB);
         assert!(found.len() == BYTES && found.iter().enumerate().all(is_right));
@@ -423,7 +424,7 @@ fn a_process_that_dies_with_the_memory_open_leaves_its_owner_whole() {
         let plain = PoolResource::builder(CudaResource::new(&device)).handles(Handles::Off);
         let plain = plain.build().unwrap();
         let before = free(&device);
-        shareable.send_to(&other.socket).unwrap();
+        IpcPool::send(&shareable, &other.socket).unwrap();
         let sevens = vec![7_u32; LENGTH];
         let vecs = [
             DeviceVec::from_slice_in(&stream, &sevens, plain.clone()).unwrap(),
@@ -537,7 +538,7 @@ fn memory_of_a_process_that_dies_is_data_or_an_error() {
         let (device, stream) = open_device();
         let shareable = AsyncResource::builder(&device).shareable(true).build().unwrap();
         let shareable = Arc::new(shareable);
-        shareable.send_to(&other.socket).unwrap();
+        IpcPool::send(&shareable, &other.socket).unwrap();
         let resources: [Arc<dyn DeviceResource>; 2] =
             [Arc::new(CudaResource::new(&device)), shareable];
         let vecs = resources

@@ -1,7 +1,7 @@
 //! The standard library's own `Allocator`, where the feature `std-allocator` has found it.
 
 #![cfg_attr(aquifer_nightly, feature(allocator_api))]
-#![cfg(aquifer_std_allocator)]
+#![cfg(feature = "std-allocator")]
 
 #[path = "support/contract.rs"]
 mod contract;

@@ -11,6 +11,7 @@ mod log;
 mod support;
 
 use crate::kernels::add_one;
+use aquifer::ipc::IpcExport;
 use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,

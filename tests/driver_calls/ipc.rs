@@ -1,6 +1,7 @@
 //! Sharing with other processes: what the driver is asked, by number.
 
 use super::child::{Installed, alone, value};
+use aquifer::ipc::IpcExport;
 use aquifer::{
     CudaResource, Device, DeviceResource, DeviceVec, ErrorKind, PoolResource,
     ipc::{IpcHandle, IpcKind, IpcPool},
@@ -112,7 +113,7 @@ fn a_pool_is_imported_by_its_descriptor_and_its_memory_by_the_pool() {
         assert_eq!(handle.kind(), IpcKind::Pool);
         assert!(driver.names().contains(&"cuMemPoolExportPointer".to_owned()));
         let (here, there) = UnixStream::pair().unwrap();
-        pool.send_to(&here).unwrap();
+        IpcPool::send(&pool, &here).unwrap();
         driver.take();
         let imported = IpcPool::receive(&device, &there).unwrap();
         let calls = driver.take();
@@ -158,7 +159,7 @@ fn mapped_memory_goes_by_a_descriptor_for_each_handle() {
         assert_eq!(of(&calls, "cuMemRelease").len(), retained);
         assert_eq!(driver.alive(), before);
         // SAFETY: the stand-in's memory lives until it is closed.
-        let shared = unsafe { DeviceVec::<u8>::receive_from(&stream, &there) }.unwrap();
+        let shared = unsafe { aquifer::ipc::receive::<u8>(&stream, &there) }.unwrap();
         let calls = driver.take();
         let imports = of(&calls, "cuMemImportFromShareableHandle");
         assert_eq!(imports.len(), exports.len());

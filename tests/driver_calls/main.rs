@@ -10,6 +10,7 @@ mod containers;
 mod contexts;
 mod driver_resources;
 mod failures;
+mod graphs;
 mod interop;
 mod ipc;
 mod kernels;

@@ -3,6 +3,7 @@
 use crate::support::simulated;
 use crate::table::Table;
 use allocator_api2::vec::Vec as AllocVec;
+use aquifer::ipc::IpcExport;
 use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceVec, Error, PinnedAlloc, PoolResource,

@@ -2,6 +2,7 @@
 
 use crate::support::simulated;
 use crate::table::Table;
+use aquifer::ipc::IpcExport;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, Result, Stream,
@@ -50,7 +51,7 @@ fn mapped(table: &mut Table) {
     let Fixture { device, simulator, stream } = &fixture;
     let (here, there) = UnixStream::pair().unwrap();
     // SAFETY: what comes is refused.
-    let receive = || unsafe { DeviceVec::<u32>::receive_from(stream, &there) };
+    let receive = || unsafe { aquifer::ipc::receive::<u32>(stream, &there) };
     table.failed("plain memory over a socket", fixture.vec().send_to(&here));
     let memory = VirtualResource::new(device).unwrap();
     let vec = DeviceVec::from_slice_in(stream, &[1_u8; 30], memory).unwrap();
@@ -182,7 +183,7 @@ fn pools(table: &mut Table) {
     table.failed("a handle of a driver pool, without it", fixture.open::<u8>(&handle));
     let received = |pool: &AsyncResource| {
         let (here, there) = UnixStream::pair().unwrap();
-        pool.send_to(&here)?;
+        IpcPool::send(&pool, &here)?;
         IpcPool::receive(device, &there)
     };
     let imported = received(&other).unwrap();
@@ -199,9 +200,9 @@ fn pools(table: &mut Table) {
     let (here, there) = UnixStream::pair().unwrap();
     drop(here);
     table.failed("a socket whose other end is closed", IpcPool::receive(device, &there));
-    table.failed("a pool for nobody", pool.send_to(&there));
+    table.failed("a pool for nobody", IpcPool::send(&pool, &there));
     let (here, there) = UnixStream::pair().unwrap();
-    pool.send_to(&here).unwrap();
+    IpcPool::send(&pool, &here).unwrap();
     let other = Fixture::new().device;
     table.failed("a pool of another device", IpcPool::receive(&other, &there));
 }

@@ -1,6 +1,7 @@
 //! The guard of tests: reports that were not read fail them. And the helper that runs one over seeds.
 
 use crate::kernels::{add_one, idle_entry};
+use aquifer::sim::Report;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     CheckedDevice, Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, Result,
@@ -78,7 +79,7 @@ fn finish_returns_what_the_drop_would_panic_with() {
     unwritten(&device);
     let error = device.finish().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Simulation);
-    assert_eq!(error.report().unwrap().kind(), Violation::UninitializedRead);
+    assert_eq!(Report::of(&error).unwrap().kind(), Violation::UninitializedRead);
     let device = checked();
     device.simulator().unwrap().lose_context();
     assert_eq!(device.finish().unwrap_err().kind(), ErrorKind::ContextLost);

@@ -2,6 +2,7 @@
 
 use crate::{kernels, support};
 #[cfg(target_os = "linux")]
+use aquifer::ipc::IpcExport;
 use aquifer::ipc::IpcPool;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
@@ -134,7 +135,7 @@ fn share(stream: &Stream, pool: &Arc<AsyncResource>) {
         let vec = DeviceVec::from_slice_in(stream, &[1_u8; 64], mapped).unwrap();
         vec.send_to(&here).unwrap();
         // SAFETY: as above.
-        drop(unsafe { DeviceVec::<u8>::receive_from(stream, &there) }.unwrap());
+        drop(unsafe { aquifer::ipc::receive::<u8>(stream, &there) }.unwrap());
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{kernels, support};
 use aquifer::allocator_api2::alloc::{AllocError, Allocator};
+use aquifer::sim::Report;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     CudaResource, DeviceBlock, DeviceResource, DeviceVec, ErrorKind, PinnedAlloc,
@@ -451,7 +452,7 @@ fn a_copy_of_what_nobody_wrote_is_reported_where_it_is_read() {
         for vec in [&mut vec, &mut copy] {
             assert_eq!(vec.slice(..3).unwrap().to_vec().unwrap(), [1; 3]);
             let (error, line) = (vec.get(3).unwrap_err(), line!());
-            let report = error.report().unwrap();
+            let report = Report::of(&error).unwrap();
             assert_eq!(report.kind(), Violation::UninitializedRead);
             assert!(report.operation().starts_with("cuMemcpyDtoHAsync"), "{report}");
             assert_eq!(report.operation_location().unwrap().line(), line);

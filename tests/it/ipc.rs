@@ -2,6 +2,7 @@
 //! another one refused. Two processes on a GPU are in `ipc_on_gpu.rs`.
 
 use crate::{kernels, support};
+use aquifer::ipc::IpcExport;
 use aquifer::sim::{SimConfig, Simulator, Violation};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceResource, DeviceVec, ErrorKind,

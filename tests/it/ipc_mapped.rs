@@ -1,6 +1,7 @@
 //! Mapped memory that goes to another process over a socket, on the simulated device, which is that process itself.
 
 use crate::{kernels, support};
+use aquifer::ipc::IpcExport;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     CudaResource, Device, DeviceBuffer, DeviceVec, ErrorKind, PoolResource, Stream,
@@ -27,7 +28,7 @@ fn mapped(device: &Device) -> PoolResource<VirtualResource> {
 
 fn receive<T: Pod>(stream: &Stream, socket: &UnixStream) -> aquifer::Result<DeviceVec<T>> {
     // SAFETY: these tests keep the sender's memory until they drop this, unless they look for what stays.
-    unsafe { DeviceVec::receive_from(stream, socket) }
+    unsafe { aquifer::ipc::receive(stream, socket) }
 }
 
 /// A vector as the other process has it. The messages of many handles are more than a socket holds.

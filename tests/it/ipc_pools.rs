@@ -1,6 +1,7 @@
 //! Pools of the driver over a socket, on the simulated device.
 
 use crate::support;
+use aquifer::ipc::IpcExport;
 use aquifer::sim::{SimConfig, Simulator, Violation};
 use aquifer::{
     CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Stream,
@@ -29,7 +30,7 @@ fn shareable(device: &Device) -> Arc<AsyncResource> {
 /// A pool as the other process gets it.
 fn sent(pool: &AsyncResource, device: &Device) -> IpcPool {
     let (here, there) = UnixStream::pair().unwrap();
-    pool.send_to(&here).unwrap();
+    IpcPool::send(&pool, &here).unwrap();
     IpcPool::receive(device, &there).unwrap()
 }
 
@@ -126,7 +127,7 @@ fn a_handle_is_opened_by_its_own_pool_alone() {
     let foreign = IpcPool::import(&other, &one.export().unwrap()).unwrap_err();
     assert_eq!(foreign.kind(), ErrorKind::InvalidArgument, "{foreign}");
     let (here, there) = UnixStream::pair().unwrap();
-    one.send_to(&here).unwrap();
+    IpcPool::send(&one, &here).unwrap();
     let foreign = IpcPool::receive(&other, &there).unwrap_err();
     assert_eq!(foreign.kind(), ErrorKind::WrongDevice, "{foreign}");
     simulator.check().unwrap();
@@ -160,7 +161,7 @@ fn another_process_is_told_that_it_cannot_import_a_simulated_pool() {
         .unwrap();
     let (socket, _) = listener.accept().unwrap();
     std::fs::remove_file(&path).unwrap();
-    pool.send_to(&socket).unwrap();
+    IpcPool::send(&pool, &socket).unwrap();
     let output = child.wait_with_output().unwrap();
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     assert!(output.status.success() && out.contains("1 passed"), "{out}\n{err}");
@@ -195,7 +196,7 @@ fn a_socket_that_brings_something_else_is_an_error_and_leaks_no_descriptor() {
     };
     let message = {
         let (here, mut there) = UnixStream::pair().unwrap();
-        pool.send_to(&here).unwrap();
+        IpcPool::send(&pool, &here).unwrap();
         let mut message = [0; 40];
         there.read_exact(&mut message).unwrap(); // the descriptor is lost with this kind of read
         message
@@ -225,11 +226,11 @@ fn a_socket_that_brings_something_else_is_an_error_and_leaks_no_descriptor() {
     assert_eq!(error.kind(), ErrorKind::Io, "{error}");
     assert!(error.to_string().contains("nothing came in the time"), "{error}");
     drop(there);
-    assert_eq!(pool.send_to(&here).unwrap_err().kind(), ErrorKind::Io, "nobody there");
+    assert_eq!(IpcPool::send(&pool, &here).unwrap_err().kind(), ErrorKind::Io, "nobody there");
     drop(here);
     // In pieces, and behind a signal's interruption, it is whole.
     let (here, mut there) = UnixStream::pair().unwrap();
-    pool.send_to(&here).unwrap();
+    IpcPool::send(&pool, &here).unwrap();
     let imported = IpcPool::receive(&device, &there).unwrap();
     there.set_nonblocking(true).unwrap();
     assert!(there.read(&mut [0]).is_err(), "all of the message is read");
@@ -239,7 +240,7 @@ fn a_socket_that_brings_something_else_is_an_error_and_leaks_no_descriptor() {
     for call in ["cuMemPoolImportFromShareableHandle", "cuMemPoolExportToShareableHandle"] {
         simulator.fail_call(call, 1, 999).unwrap();
         let (here, there) = UnixStream::pair().unwrap();
-        let failed = pool.send_to(&here).and_then(|()| IpcPool::receive(&device, &there));
+        let failed = IpcPool::send(&pool, &here).and_then(|()| IpcPool::receive(&device, &there));
         assert_eq!(failed.unwrap_err().driver().unwrap().call(), call);
         drop((here, there));
         assert_eq!(descriptors(), before, "{call}");

@@ -2,6 +2,7 @@
 
 use crate::kernels::{add_one, idle_entry};
 use crate::support;
+use aquifer::sim::Report;
 use aquifer::sim::{Schedule, SimConfig, Violation};
 use aquifer::{
     CudaResource, Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, PoolResource,
@@ -182,7 +183,7 @@ fn a_wait_carries_what_the_simulated_device_saw() {
     let event = stream.record().unwrap();
     for ended in [block_on(stream.synchronize_async()), block_on(event.into_future())] {
         let error = ended.unwrap_err();
-        let report = error.report().expect("a report");
+        let report = Report::of(&error).expect("a report");
         assert_eq!(report.kind(), Violation::UninitializedRead, "{error}");
     }
     assert_eq!(simulator.take_reports().len(), 1);

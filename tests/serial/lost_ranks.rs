@@ -5,6 +5,7 @@ use crate::collective_uses::join_within;
 use crate::collectives::{SOON, join, two_ranks, vectors};
 use crate::support;
 use crate::two::Two;
+use aquifer::sim::Report;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     Communicator, CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Stream,
@@ -24,7 +25,7 @@ fn ranks_that_call_different_collectives_are_reported() {
         ranks[0].all_reduce_in_place(&mut data[0], ReduceOp::Sum).unwrap();
         let error = ranks[1].all_reduce_in_place(&mut data[1], ReduceOp::Sum).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Simulation);
-        let report = error.report().unwrap();
+        let report = Report::of(&error).unwrap();
         assert_eq!(report.kind(), Violation::CollectiveMismatch);
         let text = report.to_string();
         assert!(text.contains("rank 0 asked for an all-reduce of 10 F32 by Sum"), "{text}");
@@ -70,7 +71,7 @@ fn a_wait_for_a_rank_that_never_calls_ends_with_a_report() {
     let mut data = vectors::<f32>(&streams, [&[1.0; 10], &[2.0; 10]]);
     ranks[0].all_reduce_in_place(&mut data[0], ReduceOp::Sum).unwrap();
     let error = data[0].to_vec().unwrap_err();
-    assert_eq!(error.report().unwrap().kind(), Violation::LostRank);
+    assert_eq!(Report::of(&error).unwrap().kind(), Violation::LostRank);
     simulator.take_reports();
     assert_eq!(ranks[0].check().unwrap_err().kind(), ErrorKind::CommunicatorLost);
     assert_eq!(data[0].to_vec().unwrap(), [1.0; 10]);

@@ -3,6 +3,7 @@
 
 use crate::player::Player;
 use crate::shared::{Item, Step};
+use aquifer::ipc::IpcExport;
 use aquifer::{DeviceLayout, DeviceResource, ErrorKind, Result, Stream};
 use std::sync::Arc;
 

@@ -3,6 +3,7 @@
 
 use crate::player::Player;
 use crate::shared::{Item, Step, lock, unexpected};
+use aquifer::ipc::IpcExport;
 use aquifer::{DeviceVec, ErrorKind, Stream, ipc::IpcHandle, mr::with_device_resource};
 use std::sync::atomic::Ordering;
 

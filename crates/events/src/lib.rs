@@ -4,9 +4,9 @@
 mod catch;
 mod emit;
 mod environment;
-mod target;
 #[cfg(feature = "nvtx")]
 mod nvtx;
+mod target;
 
 pub use catch::{catch_panic, catch_panic_text};
 pub use emit::{
@@ -14,10 +14,10 @@ pub use emit::{
     is_deferring, is_enabled,
 };
 pub use environment::variable;
-pub use target::{target_bytes, target_length, target_text};
 pub use nvtx::range;
 #[cfg(feature = "nvtx")]
 pub use nvtx::{HeapHandle, MemoryExtension, memory_extension};
+pub use target::{target_bytes, target_length, target_text};
 pub use tracing;
 
 #[cfg(not(feature = "nvtx"))]

@@ -14,6 +14,16 @@ pub trait SimulatedStream: fmt::Display {
     fn expose(&self);
 }
 
+impl<S: SimulatedStream> SimulatedStream for &S {
+    fn handle(&self) -> RawStream {
+        S::handle(self)
+    }
+
+    fn expose(&self) {
+        S::expose(self);
+    }
+}
+
 impl Simulator {
     /// Puts a stream of this simulated device into capture, for tests of code that must not disturb
     /// one: what it is given is kept and not run. No other thread may be in a call on a pool that has the

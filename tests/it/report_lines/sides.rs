@@ -4,6 +4,7 @@ use super::alias;
 use super::fixture::{Fixture, LENGTH, VECTOR, Wanted, here};
 use super::kernels::{ADD_ONE, idle_entry};
 use super::support::layout;
+use aquifer::sim::Report;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     CudaResource, DeviceBlock, DeviceResource, DeviceVec, Error, ErrorKind, Kernel, LaunchConfig,
@@ -37,7 +38,7 @@ fn two_accesses_in_no_order() {
     filled.unwrap();
     let (second, copied) = here!(raw.to_vec());
     let error = copied.unwrap_err();
-    let report = error.report().unwrap().clone();
+    let report = Report::of(&error).unwrap().clone();
     fixture.saw(Violation::UnorderedAccess);
     let [home, other] = [&fixture.stream, &fixture.other].map(Stream::id);
     let filled = format!("cuMemsetAsync on stream {home} at {FILE}:{first}:");
@@ -156,7 +157,7 @@ fn a_read_of_bytes_that_were_never_written() {
     let vec = vec.unwrap();
     let (used, read) = here!(vec.get(10));
     let error = read.unwrap_err();
-    let report = error.report().unwrap().clone();
+    let report = Report::of(&error).unwrap().clone();
     fixture.saw(Violation::UninitializedRead);
     let (operation, other) = (Some(used), Some(line));
     Wanted { operation, other, vector: Some((VECTOR, line)), ..wanted() }.check(&report);
@@ -354,7 +355,7 @@ fn a_deferred_drop_is_no_work_of_the_call_that_runs_it() {
     fixture.stream.synchronize().unwrap();
     let (used, copied) = here!(raw.to_vec());
     let error = copied.unwrap_err();
-    let report = error.report().unwrap().clone();
+    let report = Report::of(&error).unwrap().clone();
     assert_eq!(fixture.saw(Violation::UseAfterFree).to_string(), report.to_string());
     let vector = Some((VECTOR, line));
     Wanted { operation: Some(used), vector, words: &["by a drop"], ..wanted() }.check(&report);

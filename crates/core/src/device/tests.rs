@@ -1,6 +1,6 @@
 use super::*;
 use crate::device::detect::Undetected;
-use crate::driver::sim::{Schedule, SimConfig};
+use crate::sim::{Schedule, SimConfig};
 use std::ffi::OsString;
 
 /// The environment that has these variables alone.
@@ -32,9 +32,9 @@ fn the_environment_configures_the_simulated_device() {
         ("AQUIFER_SIM_POOL_CHECKS", "off"),
     ];
     let config = SimConfig::from_variables(&environment(&set)).unwrap();
-    let read = (config.seed, config.capacity, config.schedule, config.poison);
-    assert_eq!(read, (u64::MAX, 4096, Schedule::Background, false));
-    assert!(!config.pool_checks);
+    let said = SimConfig::default().seed(u64::MAX).capacity(4096).schedule(Schedule::Background);
+    let said = said.without_poison().without_pool_checks();
+    assert_eq!(format!("{config:?}"), format!("{said:?}"));
     let device = Device::choose(&environment(&set)).unwrap();
     assert_eq!(device.simulator().unwrap().seed(), u64::MAX);
     assert_eq!(device.memory_info().unwrap().total, 4096);

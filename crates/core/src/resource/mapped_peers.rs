@@ -148,7 +148,7 @@ pub(super) fn patiently(call: impl Fn() -> DriverResult<()>) -> DriverResult<()>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::sim::SimConfig;
+    use crate::sim::SimConfig;
 
     /// Two threads let one peer in, and one of them fails: what is mapped before the other is through is reached all the same.
     #[test]

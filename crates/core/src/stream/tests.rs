@@ -1,6 +1,6 @@
 use super::PoolHandles;
 use crate::device::Device;
-use crate::driver::sim::SimConfig;
+use crate::sim::SimConfig;
 use crate::sync::trusted::{AtomicBool, Ordering};
 
 /// Pools that come and go count their handles in and out; a pool that asks meanwhile must not take one

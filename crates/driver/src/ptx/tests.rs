@@ -7,8 +7,8 @@ use proptest::prelude::*;
 const RELEASE: &str = include_str!("nvcc/release.ptx");
 const DEBUG: &str = include_str!("nvcc/debug.ptx");
 const RELOCATABLE: &str = include_str!("nvcc/relocatable.ptx");
-const DOUBLE: &str = include_str!("../../../docs/kernels/double.ptx");
-const HISTOGRAM: &str = include_str!("../../../docs/kernels/histogram.ptx");
+const DOUBLE: &str = include_str!("../../../../docs/kernels/double.ptx");
+const HISTOGRAM: &str = include_str!("../../../../docs/kernels/histogram.ptx");
 const HEADER: &str = ".version 6.4\n.target sm_50\n.address_size 64\n";
 
 fn text(rest: &str) -> String {

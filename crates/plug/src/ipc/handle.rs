@@ -65,7 +65,7 @@ impl IpcKind {
 ///
 /// ```
 /// use aquifer::{
-///     CudaResource, Device, DeviceVec, PoolResource, ipc::IpcHandle, mr::Handles, sim::SimConfig,
+///     CudaResource, Device, DeviceVec, PoolResource, ipc::{IpcExport, IpcHandle}, mr::Handles, sim::SimConfig,
 /// };
 ///
 /// let device = Device::simulated(SimConfig::default());
@@ -153,7 +153,7 @@ impl IpcHandle {
     /// The handle as bytes, which are the same on every machine.
     ///
     /// ```
-    /// use aquifer::{CudaResource, Device, DeviceVec, ipc::IpcHandle, sim::SimConfig};
+    /// use aquifer::{CudaResource, Device, DeviceVec, ipc::{IpcExport, IpcHandle}, sim::SimConfig};
     ///
     /// let device = Device::simulated(SimConfig::default());
     /// let plain = CudaResource::new(&device);
@@ -181,7 +181,7 @@ impl IpcHandle {
     /// The handle of such bytes. Whether there is memory behind it is seen when it is opened.
     ///
     /// ```
-    /// use aquifer::{ErrorKind, ipc::IpcHandle};
+    /// use aquifer::{ErrorKind, ipc::{IpcExport, IpcHandle}};
     ///
     /// let refused = IpcHandle::from_bytes(b"not a handle").unwrap_err();
     /// assert_eq!(refused.kind(), ErrorKind::InvalidArgument);

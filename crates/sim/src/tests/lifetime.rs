@@ -324,7 +324,7 @@ fn a_copy_to_the_host_does_not_mask_an_earlier_report_by_its_own() {
         let error = unsafe { fixture.driver.copy_to_host(copy, stream) }.unwrap_err();
         assert_eq!((error.call(), error.code()), ("cuMemcpyDtoHAsync", 719));
         let error = Error::driver_call("testing", error);
-        (error.kind(), error.report().unwrap().kind())
+        (error.kind(), Report::of(&error).unwrap().kind())
     };
     assert_eq!(download(), (ErrorKind::Simulation, Violation::UninitializedRead));
     let kinds: Vec<_> = fixture.sim.take_reports().iter().map(Report::kind).collect();

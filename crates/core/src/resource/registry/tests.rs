@@ -1,7 +1,7 @@
 //! Entries of devices that are gone.
 
 use super::*;
-use crate::driver::sim::SimConfig;
+use crate::sim::SimConfig;
 
 #[test]
 fn devices_that_are_gone_leave_nothing() {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::device::Device;
-use crate::driver::sim::SimConfig;
 use crate::resource::CudaResource;
+use crate::sim::SimConfig;
 use crate::sync::scope_list::EnteredScope;
 use crate::sync::trusted::{AtomicUsize, Mutex, channel};
 use crate::sync::{Weak, trusted};

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::DeviceVec;
-use crate::driver::sim::{SimConfig, Simulator, Violation};
 use crate::driver::{HostArgs, Kernel, LaunchConfig};
 use crate::error::Error;
+use crate::sim::{SimConfig, Simulator, Violation};
 use crate::stream::capture::Recording;
 use crate::sync::Arc;
 

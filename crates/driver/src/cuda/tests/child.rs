@@ -34,7 +34,7 @@ pub(super) fn alone(
     let log = folder.with_file_name(format!("{name}.log"));
     let _ = fs::remove_file(&log);
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", &format!("driver::cuda::tests::{name}"), "--nocapture"])
+        .args(["--exact", &format!("cuda::tests::{name}"), "--nocapture"])
         .env("LD_LIBRARY_PATH", folder)
         .env("STAND_IN_LOG", &log)
         .env(CHILD, name)

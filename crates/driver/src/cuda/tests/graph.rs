@@ -1,11 +1,7 @@
 //! Captures and graphs: the calls, and the errors of invalidated captures.
 
 use super::*;
-use crate::stream::capture::Recording;
-use crate::sync::Arc;
-use crate::sync::trusted::Mutex;
 use crate::{CaptureStatus, RawGraph};
-use crate::{Device, Stream, stream::Graph};
 
 /// The names of the calls since the last look, without those that only look.
 fn names(log: &child::Log) -> Vec<String> {
@@ -116,102 +112,5 @@ fn a_driver_without_graphs_says_so() {
             let error = Error::driver_call("capturing", error);
             assert!(print(&error).contains("install a newer CUDA driver"));
         }
-    });
-}
-
-/// An attachment that notes, when it is released, on how many streams its graph was launched.
-#[derive(Clone, Default)]
-struct Noted(Arc<Mutex<Option<usize>>>);
-
-impl Noted {
-    fn attach_to(&self, graph: &mut Graph) {
-        let noted = self.clone();
-        graph.attach(Box::new(move |launched_on| *noted.0.lock() = Some(launched_on.len())));
-    }
-}
-
-fn begun(stream: &Stream) -> crate::error::Result<Recording> {
-    let mut recording = Recording::acquire(stream)?;
-    recording.begin()?;
-    Ok(recording)
-}
-
-#[test]
-fn a_warm_launch_is_one_call_if_the_handle_was_not_exposed() {
-    let name = "graph::a_warm_launch_is_one_call_if_the_handle_was_not_exposed";
-    alone(name, Installed::StandIn, &[], |log| {
-        let device = Device::open(0).unwrap();
-        let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
-        log.take();
-        let calls = |log| {
-            let mut calls = names(log);
-            calls.retain(|call| !call.starts_with("cuCtx"));
-            calls
-        };
-        let mut recording = begun(&stream).unwrap();
-        let begin = calls(log);
-        assert_eq!(begin[begin.len() - 2..], ["cuEventRecord", "cuStreamBeginCapture_v2"]);
-        let mut graph = recording.finish().unwrap();
-        let noted = Noted::default();
-        noted.attach_to(&mut graph);
-        log.take();
-        // SAFETY: an empty graph.
-        let launch = |graph: &Graph| unsafe { graph.launch(&other).unwrap() };
-        launch(&graph);
-        assert_eq!(calls(log), ["cuStreamWaitEvent", "cuGraphLaunch"]);
-        launch(&graph);
-        assert_eq!(calls(log), ["cuGraphLaunch"]);
-        let recording = begun(&other).unwrap();
-        log.take();
-        // SAFETY: as above.
-        let refused = unsafe { graph.launch(&other) }.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Capture);
-        assert!(calls(log).is_empty(), "the driver would have invalidated the capture");
-        drop(recording);
-        // cudarc may begin a capture on a stream whose handle it has.
-        assert!(other.cuda_stream().is_ok());
-        log.take();
-        launch(&graph);
-        assert_eq!(calls(log), ["cuStreamIsCapturing", "cuGraphLaunch"]);
-        drop(graph);
-        assert_eq!(calls(log), ["cuGraphExecDestroy"]);
-        assert_eq!(*noted.0.lock(), Some(1));
-    });
-}
-
-#[test]
-fn a_forked_child_drops_a_graph_without_a_call() {
-    alone("graph::a_forked_child_drops_a_graph_without_a_call", Installed::StandIn, &[], |log| {
-        let device = Device::open(0).unwrap();
-        let stream = device.new_stream().unwrap();
-        let mut graph = begun(&stream).unwrap().finish().unwrap();
-        let mut open = begun(&device.new_stream().unwrap()).unwrap();
-        let noted = Noted::default();
-        noted.attach_to(&mut graph);
-        // SAFETY: an empty graph.
-        unsafe { graph.launch(&stream).unwrap() };
-        log.take();
-        // SAFETY: the child runs the code below, starts no thread, and leaves through `_exit`.
-        let pid = unsafe { libc::fork() };
-        assert!(pid >= 0);
-        if pid == 0 {
-            let forked = |result: Result<(), Error>| {
-                result.is_err_and(|error| error.kind() == ErrorKind::Forked)
-            };
-            // SAFETY: refused.
-            let launched = forked(unsafe { graph.launch(&stream) });
-            let others = forked(begun(&stream).map(drop)) && forked(open.finish().map(drop));
-            drop((graph, open));
-            let kept = noted.0.lock().is_none();
-            // SAFETY: ends the child alone.
-            unsafe { libc::_exit(i32::from(!(launched && others && kept))) };
-        }
-        let mut status = 0;
-        // SAFETY: waits for the child above.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
-        assert_eq!(log.take(), Vec::<String>::new(), "calls that reached the driver");
-        drop(graph);
-        assert_eq!(*noted.0.lock(), Some(1), "the parent's is whole");
     });
 }

@@ -140,7 +140,7 @@ static BAD: Kernel = Kernel::new("bad", "this is no PTX", |_, _| Ok(()));
 static CUT: Kernel = Kernel::new("cut", ".version 6.4\0 .entry cut", |_, _| Ok(()));
 static ABSENT: Kernel = Kernel::new("absent", ".version 6.4 .entry other", |_, _| Ok(()));
 
-const CUBIN: &[u8] = include_bytes!("../../../../docs/kernels/add_one.sm_90.cubin");
+const CUBIN: &[u8] = include_bytes!("../../../../../docs/kernels/add_one.sm_90.cubin");
 static CUT_CUBIN: Kernel =
     Kernel::from_cubin("add_one", Cow::Borrowed(CUBIN.split_at(6000).0), |_, _| Ok(()));
 static WHOLE_CUBIN: Kernel = Kernel::from_cubin("add_one", Cow::Borrowed(CUBIN), |_, _| Ok(()));
