@@ -1,5 +1,5 @@
 #![cfg(aquifer_loom)]
-//! The quarantine of freed host memory (`src/pinned/quarantine.rs`): a block comes back after a fence
+//! The quarantine of freed host memory (`crates/core/src/pinned/quarantine.rs`): a block comes back after a fence
 //! that covers it (INV-1), once (INV-2), and none stays behind; the count (INV-3); no lock over a driver
 //! call (INV-4).
 

@@ -14,6 +14,25 @@ use std::process::Command;
 pub(crate) const OPTIONS: &str =
     "--features=aquifer/sim,aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
 
+/// The crates of the library, each behind those that it imports.
+const CRATES: [&str; 10] = [
+    "aquifer-sync",
+    "aquifer-events",
+    "aquifer-pool",
+    "aquifer-driver",
+    "aquifer-sim",
+    "aquifer-core",
+    "aquifer-mr",
+    "aquifer-nccl",
+    "aquifer-plug",
+    "aquifer",
+];
+
+/// `-p` for each crate of the library.
+fn of_the_library() -> impl Iterator<Item = &'static str> {
+    CRATES.iter().flat_map(|name| ["-p", name])
+}
+
 /// cargo, the same that runs this program, in the repository's root.
 pub(crate) fn cargo(place: &Place) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
@@ -47,19 +66,21 @@ pub(crate) fn clippy(place: &Place) -> Result<Verdict> {
 }
 
 pub(crate) fn clippy_minimal(place: &Place) -> Result<Verdict> {
-    clippy_with(place, &["-p", "aquifer", "--no-default-features"])
+    let packages: Vec<_> = of_the_library().chain(["--no-default-features"]).collect();
+    clippy_with(place, &packages)
 }
 
 /// The library as programs get it: no warning, and nothing of the simulated device in it.
 pub(crate) fn without_sim(place: &Place) -> Result<Verdict> {
-    const SYMBOL: &[u8] = b"driver3sim";
+    const SYMBOL: &[u8] = b"aquifer_sim";
+    // With all crates below it.
     let library = |features: &[&str]| -> Result<Vec<u8>> {
         let target = place.root.join("target/without-sim");
         let mut build = cargo(place);
-        build.args(["rustc", "-p", "aquifer", "--lib"]).args(features);
-        build.arg("--target-dir").arg(&target).args(["--", "-D", "warnings"]);
+        build.args(["rustc", "-p", "aquifer", "--lib", "--crate-type", "staticlib"]).args(features);
+        build.env("RUSTFLAGS", "-D warnings").arg("--target-dir").arg(&target);
         shown(&mut build, None)?.ok()?;
-        Ok(std::fs::read(target.join("debug/libaquifer.rlib"))?)
+        Ok(std::fs::read(target.join("debug/libaquifer.a"))?)
     };
     let has_it = |library: &[u8]| library.windows(SYMBOL.len()).any(|name| name == SYMBOL);
     // What is looked for is there where it should be: else its absence would show nothing.
@@ -95,10 +116,13 @@ pub(crate) fn test(place: &Place) -> Result<Verdict> {
 }
 
 pub(crate) fn test_minimal(place: &Place) -> Result<Verdict> {
-    let arguments =
-        ["test", "-p", "aquifer", "--no-default-features", "--lib", "--tests", "--no-fail-fast"];
+    // The crates below that have no feature of their own are the same as in `test`.
+    let packages = ["aquifer", "aquifer-core", "aquifer-driver", "aquifer-plug"];
+    let mut test = cargo(place);
+    test.arg("test").args(packages.iter().flat_map(|name| ["-p", name]));
+    test.args(["--no-default-features", "--lib", "--tests", "--no-fail-fast"]);
     // On the way without a lock, which pools do not take where the simulated device follows them.
-    tests(cargo(place).env("AQUIFER_TEST_POOL_CHECKS", "off").args(arguments))
+    tests(test.env("AQUIFER_TEST_POOL_CHECKS", "off"))
 }
 
 /// The features that cut events out of the program, one after the other: each is a build of its own.
@@ -113,39 +137,25 @@ pub(crate) fn log_levels(place: &Place) -> Result<Verdict> {
 }
 
 pub(crate) fn doctest(place: &Place) -> Result<Verdict> {
-    tests(cargo(place).args(["test", "--doc", "-p", "aquifer", "-p", "aquifer-replay", OPTIONS]))
+    let mut test = cargo(place);
+    test.args(["test", "--doc", "-p", "aquifer-replay", OPTIONS]).args(of_the_library());
+    tests(&mut test)
 }
 
 pub(crate) fn doc(place: &Place) -> Result<Verdict> {
     let mut command = cargo(place);
-    command.env("RUSTDOCFLAGS", "-D warnings").args([
-        "doc",
-        "--no-deps",
-        "-p",
-        "aquifer",
-        "-p",
-        "aquifer-replay",
-        "-p",
-        "aquifer-events",
-        "-p",
-        "aquifer-pool",
-        "-p",
-        "aquifer-sync",
-        OPTIONS,
-    ]);
+    command.env("RUSTDOCFLAGS", "-D warnings");
+    command.args(["doc", "--no-deps", "-p", "aquifer-replay", OPTIONS]).args(of_the_library());
     shown(&mut command, None)?.ok()?;
     let links = links::in_documentation(place)?;
     Ok(Verdict::Passed(format!("{links} links to it")))
 }
 
 pub(crate) fn package(place: &Place) -> Result<Verdict> {
-    // In this order, each on those before it.
-    let crates = ["aquifer-sync", "aquifer-events", "aquifer-pool", "aquifer"];
     let mut publish = cargo(place);
-    publish.args(["publish", "--dry-run", "--allow-dirty"]);
-    publish.args(crates.iter().flat_map(|name| ["-p", name]));
+    publish.args(["publish", "--dry-run", "--allow-dirty"]).args(of_the_library());
     shown(&mut publish, None)?.ok()?;
-    Ok(Verdict::Passed(format!("{} crates", crates.len())))
+    Ok(Verdict::Passed(format!("{} crates", CRATES.len())))
 }
 
 /// Builds test targets of the crate with one call of `cargo`, which has its folders and flags already,

@@ -13,12 +13,14 @@ pub(crate) struct Module {
     pub(crate) tests: &'static [(&'static str, &'static [&'static str])],
 }
 
-const CRATE: &str = "src/lib.rs";
+const CORE: &str = "crates/core/src/lib.rs";
+const NCCL: &str = "crates/nccl/src/lib.rs";
+const PLUG: &str = "crates/plug/src/lib.rs";
 const POOL: &str = "crates/pool/src/lib.rs";
 const CAPI: &str = "capi/src/lib.rs";
 
 const HOST_MEMORY: &[(&str, &[&str])] = &[
-    ("aquifer", &["pinned::"]),
+    ("aquifer_core", &["pinned::"]),
     (
         "serial",
         &[
@@ -37,8 +39,8 @@ const HOST_MEMORY: &[(&str, &[&str])] = &[
 pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "collective",
-        path: "src/collective",
-        root: CRATE,
+        path: "crates/nccl/src",
+        root: NCCL,
         tests: &[
             ("serial", &["collectives::", "collective_uses::", "lost_ranks::"]),
             ("it", &["capture_threads::", "resource_kinds::"]),
@@ -47,10 +49,10 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "manager",
-        path: "src/manager",
-        root: CRATE,
+        path: "crates/plug/src",
+        root: PLUG,
         tests: &[
-            ("aquifer", &["manager::"]),
+            ("aquifer_plug", &[""]),
             ("it", &["data_handlers::", "memory_managers::", "stack_", "ipc"]),
             ("serial", &["data_handlers::", "current_resources::"]),
             ("errors", &["every_error"]),
@@ -58,8 +60,8 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "foreign",
-        path: "src/stream/foreign.rs",
-        root: CRATE,
+        path: "crates/core/src/stream/foreign.rs",
+        root: CORE,
         tests: &[
             (
                 "it",
@@ -71,11 +73,11 @@ pub(crate) const MODULES: &[Module] = &[
                     "guard",
                 ],
             ),
-            ("aquifer", &["stream::"]),
+            ("aquifer_core", &["stream::"]),
             ("serial", &["collectives::"]),
         ],
     },
-    Module { name: "pinned", path: "src/pinned", root: CRATE, tests: HOST_MEMORY },
+    Module { name: "pinned", path: "crates/core/src/pinned", root: CORE, tests: HOST_MEMORY },
     Module {
         name: "pool",
         path: "crates/pool/src",
@@ -98,8 +100,8 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "between_devices",
-        path: "src/transfer/between_devices.rs",
-        root: CRATE,
+        path: "crates/core/src/transfer/between_devices.rs",
+        root: CORE,
         tests: &[("serial", &["multi_device::", "peers::"]), ("it", &["device_copies::"])],
     },
     Module {

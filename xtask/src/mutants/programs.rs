@@ -115,8 +115,8 @@ impl Programs {
     fn folder(&self, target: &str) -> PathBuf {
         match package(target) {
             "aquifer" => self.root.clone(),
-            "aquifer-pool" => self.root.join("crates/pool"),
-            _ => self.root.join("capi"),
+            "aquifer-capi" => self.root.join("capi"),
+            own => self.root.join("crates").join(own.trim_start_matches("aquifer-")),
         }
     }
 }
@@ -124,9 +124,16 @@ impl Programs {
 fn package(target: &str) -> &'static str {
     match target {
         "aquifer_capi" | "programs" => "aquifer-capi",
+        "aquifer_core" => "aquifer-core",
+        "aquifer_plug" => "aquifer-plug",
         "aquifer_pool" => "aquifer-pool",
         _ => "aquifer",
     }
+}
+
+/// Whether a target is the unit tests of a library.
+fn is_library(target: &str) -> bool {
+    target.starts_with("aquifer_")
 }
 
 /// Puts the mutants into `files`. Returns what was written where.
@@ -171,9 +178,7 @@ fn compile(place: &Place, root: &std::path::Path, targets: &BTreeSet<String>) ->
         command.arg(OPTIONS);
     }
     command.args(packages.iter().flat_map(|package| ["-p", package]));
-    let (own, others): (Vec<_>, Vec<_>) = targets
-        .iter()
-        .partition(|target| ["aquifer", "aquifer_capi", "aquifer_pool"].contains(&target.as_str()));
+    let (own, others): (Vec<_>, Vec<_>) = targets.iter().partition(|target| is_library(target));
     if !own.is_empty() {
         command.arg("--lib");
     }

@@ -5,7 +5,12 @@ use anyhow::{Context as _, Result};
 use std::path::Path;
 
 /// Where resources and adaptors are exported.
-const EXPORTS: [&str; 3] = ["src/resource/mod.rs", "src/adaptor/mod.rs", "src/collective/mod.rs"];
+const EXPORTS: [&str; 4] = [
+    "crates/core/src/resource/mod.rs",
+    "crates/mr/src/adaptor/mod.rs",
+    "crates/mr/src/lib.rs",
+    "crates/nccl/src/lib.rs",
+];
 
 /// What names each of them: a file, or a folder of which one file does.
 const LISTS: [&str; 3] = ["tests/family", "docs/guide/resources.md", "CHANGELOG.md"];

@@ -23,10 +23,16 @@ use source::{Source, sources};
 use std::fmt;
 
 /// The folders whose Rust files are looked at.
-const FOLDERS: [&str; 15] = [
+const FOLDERS: [&str; 21] = [
     "src",
+    "crates/core/src",
+    "crates/driver/src",
     "crates/events/src",
+    "crates/mr/src",
+    "crates/nccl/src",
+    "crates/plug/src",
     "crates/pool/src",
+    "crates/sim/src",
     "crates/sync/src",
     "tests",
     "loom_tests",
@@ -42,8 +48,18 @@ const FOLDERS: [&str; 15] = [
 ];
 
 /// The sources of the crate that people name, and of those below it.
-pub(crate) const LIBRARIES: [&str; 4] =
-    ["src", "crates/events/src", "crates/pool/src", "crates/sync/src"];
+pub(crate) const LIBRARIES: [&str; 10] = [
+    "src",
+    "crates/core/src",
+    "crates/driver/src",
+    "crates/events/src",
+    "crates/mr/src",
+    "crates/nccl/src",
+    "crates/plug/src",
+    "crates/pool/src",
+    "crates/sim/src",
+    "crates/sync/src",
+];
 
 /// Something in a file that breaks a rule.
 #[derive(Debug, PartialEq)]

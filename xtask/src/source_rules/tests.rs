@@ -96,28 +96,37 @@ fn events_are_told_through_the_debug_log() {
 #[test]
 fn modules_import_modules_below_them() {
     for (path, bad) in [
-        ("src/layout.rs", "use crate::device::Device;"),
-        ("src/driver/sim/mod.rs", "use crate::{error::Error, stream::Stream};"),
-        ("src/stream.rs", "fn f() { crate::transfer::start(); }"),
-        ("src/pool/mod.rs", "use super::resource::Block;"),
-        ("src/pool/heap.rs", "use super::super::manager;"),
-        ("src/pool/heap.rs", "mod inner { use super::super::super::container::DeviceVec; }"),
-        ("src/pinned/mod.rs", "macro_rules! m { () => { $crate::manager::f() } }"),
-        ("src/event.rs", "use crate::Stream;"),
-        ("src/event.rs", "use crate::*;"),
-        ("src/event.rs", "use crate::lib;"),
-        ("src/event.rs", "impl crate::manager::Plug for Event {}"),
-        ("src/cellar.rs", "use crate::error::Error;"),
+        ("crates/core/src/event.rs", "use crate::container::Device;"),
+        ("crates/core/src/device/sim/mod.rs", "use crate::{error::Error, pinned::PinnedAlloc};"),
+        ("crates/core/src/stream.rs", "fn f() { crate::transfer::start(); }"),
+        ("crates/core/src/stream/mod.rs", "use super::resource::Block;"),
+        ("crates/core/src/resource/heap.rs", "use super::super::interop;"),
+        (
+            "crates/core/src/resource/heap.rs",
+            "mod inner { use super::super::super::container::DeviceVec; }",
+        ),
+        ("crates/core/src/pinned/mod.rs", "macro_rules! m { () => { $crate::transfer::f() } }"),
+        ("crates/core/src/event.rs", "use crate::Stream;"),
+        ("crates/core/src/event.rs", "use crate::*;"),
+        ("crates/core/src/event.rs", "use crate::lib;"),
+        ("crates/core/src/event.rs", "impl crate::resource::Plug for Event {}"),
+        ("crates/core/src/cellar.rs", "use crate::error::Error;"),
     ] {
         assert_eq!(found(layers::check, path, bad), [1], "{path}: {bad}");
     }
     for (path, good) in [
-        ("src/stream.rs", "use crate::{error::Error, event::Event, sync::Arc};"),
-        ("src/manager/mod.rs", "use crate::transfer::Upload;"),
-        ("src/pool/heap.rs", "use super::epoch::Stamp; pub(crate) fn f() {} pub(super) struct S;"),
-        ("src/layout.rs", "#[cfg(test)] mod tests { use super::*; use crate::Device; }"),
-        ("src/layout.rs", "/// [`DeviceVec`](crate::container::DeviceVec)\nstruct S;"),
-        ("src/lib.rs", "mod pool; pub use container::DeviceVec; pub use crate::host::PinnedAlloc;"),
+        ("crates/core/src/stream.rs", "use crate::{error::Error, event::Event, sync::Arc};"),
+        ("crates/core/src/interop/mod.rs", "use crate::transfer::Upload;"),
+        (
+            "crates/core/src/resource/heap.rs",
+            "use super::epoch::Stamp; pub(crate) fn f() {} pub(super) struct S;",
+        ),
+        ("crates/core/src/event.rs", "#[cfg(test)] mod tests { use super::*; use crate::Device; }"),
+        ("crates/core/src/event.rs", "/// [`DeviceVec`](crate::container::DeviceVec)\nstruct S;"),
+        (
+            "crates/core/src/lib.rs",
+            "mod pool; pub use container::DeviceVec; pub use crate::host::PinnedAlloc;",
+        ),
         ("tests/pool.rs", "use crate::common;"),
     ] {
         assert!(found(layers::check, path, good).is_empty(), "{path}: {good}");
