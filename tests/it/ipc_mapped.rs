@@ -215,7 +215,7 @@ fn what_does_not_fit_is_refused() {
     drop(here);
     let error = receive::<u8>(&stream, &there).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
-    assert!(error.to_string().contains("DeviceVec::send_to"), "{error}");
+    assert!(error.to_string().contains("IpcExport::send_to"), "{error}");
     simulator.check().unwrap();
 }
 

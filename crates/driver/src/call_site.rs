@@ -17,12 +17,23 @@ thread_local! {
     static CURRENT: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// The path of this file below what the paths of all crates of aquifer begin with: `crates/`, or `aquifer-` where each has
-/// a folder and a version of its own.
+/// The path of this file below its crate.
 const THIS_FILE: &str = "/src/call_site.rs";
 
-/// The crates whose lines are no lines of the program.
-const CRATES: [&str; 8] = ["core", "driver", "events", "mr", "nccl", "plug", "pool", "sim"];
+/// The crates below `aquifer`, whose lines are no lines of the program.
+pub const OWN_CRATES: [&str; 9] =
+    ["core", "driver", "events", "mr", "nccl", "plug", "pool", "sim", "sync"];
+
+/// Whether `path` is a file of one of our crates. `root` is the folder of the crate `name`: `crates/name` in the
+/// repository, `aquifer-name-0.1.0` in a registry.
+pub fn is_own_file(root: &str, name: &str, path: &str) -> bool {
+    let Some((before, after)) = root.rsplit_once(name) else { return false };
+    let Some(path) = path.strip_prefix(before) else { return false };
+    OWN_CRATES.iter().any(|one| {
+        let rest = path.strip_prefix(one).and_then(|path| path.strip_prefix(after));
+        rest.is_some_and(|path| path.starts_with(['/', '\\']))
+    })
+}
 
 /// A line of the program.
 #[derive(Clone, Copy, Debug)]
@@ -41,23 +52,10 @@ impl Site {
     /// Whether it is a line of this crate: of a call that no function has entered for, or of the table of a
     /// trait object.
     fn is_own(self) -> bool {
-        is_own(file!(), self.0.file())
+        // A compiler on Windows mixes both separators, and the length is the same.
+        let root = file!().len().checked_sub(THIS_FILE.len()).and_then(|end| file!().get(..end));
+        root.is_some_and(|root| is_own_file(root, "driver", self.0.file()))
     }
-}
-
-/// Whether `path` is a file of one of our crates, where this one is `own`.
-fn is_own(own: &str, path: &str) -> bool {
-    // A compiler on Windows mixes both separators, and the length is the same.
-    let root = own.len().checked_sub(THIS_FILE.len()).and_then(|end| own.get(..end));
-    // `../driver`, or `../aquifer-driver-0.1.0`.
-    let Some((before, rest)) = root.and_then(|root| root.rsplit_once("driver")) else {
-        return false;
-    };
-    let Some(path) = path.strip_prefix(before) else { return false };
-    CRATES.iter().any(|name| {
-        let rest = path.strip_prefix(name).and_then(|path| path.strip_prefix(rest));
-        rest.is_some_and(|path| path.starts_with(['/', '\\']))
-    })
 }
 
 /// By address: to compare the paths would cost each merge of two segments.

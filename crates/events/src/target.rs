@@ -70,7 +70,7 @@ mod tests {
     fn the_crate_is_a_part_of_aquifer() {
         assert_eq!(target::<21>("aquifer_core::stream"), "aquifer::core::stream");
         assert_eq!(target::<13>("aquifer_pool"), "aquifer::pool");
-        assert_eq!(target::<8>("aquifer_"), "aquifer:");
+        assert_eq!(target::<9>("aquifer_"), "aquifer::");
         assert_eq!(target::<18>("aquifer::debug_log"), "aquifer::debug_log");
         assert_eq!(target::<4>("aqua"), "aqua");
         assert_eq!(module_target!(), "aquifer::events::target::tests");

@@ -2,22 +2,13 @@
 //! library.
 
 use super::call_stack::{CallStack, FrameFunction, short_path};
+use crate::driver::{OWN_CRATES, is_own_file};
 use backtrace::SymbolName;
 use std::env;
 use std::path::Path;
 
-/// Crates whose frames lie between an allocation and the program's code.
-const SKIPPED: [&str; 9] = [
-    "aquifer",
-    "aquifer_pool",
-    "aquifer_events",
-    "aquifer_sync",
-    "std",
-    "core",
-    "alloc",
-    "allocator_api2",
-    "backtrace",
-];
+/// Crates besides ours whose frames lie between an allocation and the program's code.
+const SKIPPED: [&str; 5] = ["std", "core", "alloc", "allocator_api2", "backtrace"];
 
 /// A function, and the line in it if it is known.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,7 +31,7 @@ fn first_outside(functions: impl IntoIterator<Item = FrameFunction>) -> Option<C
         let function = format!("{:#}", SymbolName::new(&name?));
         let place = file.zip(line);
         let outside = match krate(&function) {
-            Some(krate) => !SKIPPED.contains(&krate),
+            Some(krate) => !is_own_crate(krate) && !SKIPPED.contains(&krate),
             // A build with line tables alone has lines, and names without paths.
             None => place.as_ref().is_some_and(|(file, _)| is_outside(file)),
         };
@@ -54,21 +45,18 @@ fn first_outside(functions: impl IntoIterator<Item = FrameFunction>) -> Option<C
     })
 }
 
-/// Whether a file is outside the source of the [`SKIPPED`] crates.
+/// Whether a crate is one of ours: `aquifer`, or a part of it. Other libraries may begin with the same word.
+fn is_own_crate(krate: &str) -> bool {
+    krate.strip_prefix("aquifer").is_some_and(|part| {
+        part.is_empty() || part.strip_prefix('_').is_some_and(|part| OWN_CRATES.contains(&part))
+    })
+}
+
+/// Whether a file is outside the source of our crates and of the [`SKIPPED`] ones.
 fn is_outside(file: &str) -> bool {
-    const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
-    // Of the repository, and of the registry.
-    const BELOW: [&str; 6] = [
-        concat!(env!("CARGO_MANIFEST_DIR"), "/crates/pool/src/"),
-        concat!(env!("CARGO_MANIFEST_DIR"), "/crates/events/src/"),
-        concat!(env!("CARGO_MANIFEST_DIR"), "/crates/sync/src/"),
-        "/aquifer-pool-",
-        "/aquifer-events-",
-        "/aquifer-sync-",
-    ];
     let theirs = ["/rustc/", "/library/", "/allocator-api2-", "/backtrace-0."];
-    let skipped = BELOW.iter().chain(&theirs).any(|part| file.contains(part));
-    !file.starts_with(OURS) && !skipped
+    !is_own_file(env!("CARGO_MANIFEST_DIR"), "mr", file)
+        && !theirs.iter().any(|part| file.contains(part))
 }
 
 /// The crate of a function. A trait's method is of its type's crate, or of the trait's if the type is

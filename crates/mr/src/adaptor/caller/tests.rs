@@ -4,7 +4,10 @@ use super::*;
 
 const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/adaptor/tracking/mod.rs");
 
-const OF_THE_POOL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/pool/src/whole_blocks.rs");
+/// A file of the pool, beside this crate.
+fn of_the_pool() -> String {
+    OURS.replace("/mr/src/adaptor/tracking/mod.rs", "/pool/src/whole_blocks.rs")
+}
 
 fn function(name: &str, file: Option<&str>) -> FrameFunction {
     FrameFunction {
@@ -47,9 +50,9 @@ fn the_first_frame_outside_is_named_with_its_line_where_there_is_one() {
         [
             function("std::backtrace::Backtrace::create", None),
             function("<aquifer::A as aquifer::R>::allocate", Some(OURS)),
-            function("aquifer_pool::whole_blocks::take_upstream", Some(OF_THE_POOL)),
-            function("take_upstream", Some(OF_THE_POOL)),
-            function("take_upstream", Some("/registry/aquifer-pool-0.1.0/src/miss.rs")),
+            function("<aquifer_core::A as aquifer_core::R>::allocate", None),
+            function("aquifer_pool::whole_blocks::take_upstream", Some(&of_the_pool())),
+            function("take_upstream", Some(&of_the_pool())),
             function("_start", None),
         ]
         .into_iter()
@@ -61,6 +64,8 @@ fn the_first_frame_outside_is_named_with_its_line_where_there_is_one() {
     assert_eq!(first_outside(ours().chain(with)), expected);
     let without = [function("vectors::main", None), function("x::y", Some("/x.rs"))];
     assert_eq!(first_outside(ours().chain(without)), caller("vectors::main", None));
+    let friend = [function("aquifer_friend::main", None)];
+    assert_eq!(first_outside(ours().chain(friend)), caller("aquifer_friend::main", None));
     assert_eq!(first_outside([]), None);
     // A build with line tables alone.
     let bare = [
