@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 const UNREACHED: &[(&str, &str, &str)] = &[
     ("crates/driver/src/cuda/open.rs", "", "a driver is needed: tests/driver_calls"),
     ("crates/driver/src/cuda/driver.rs", "", "a driver is needed: tests/driver_calls"),
-    ("crates/core/src/interop/cuda_source.rs", "", "of the feature `nvrtc`: tests/it/nvrtc.rs"),
-    ("crates/core/src/interop/cudarc.rs", "a call of cudarc failed", "a GPU is needed"),
+    ("crates/driver/src/cuda_source.rs", "", "of the feature `nvrtc`: tests/it/nvrtc.rs"),
+    ("crates/driver/src/cuda/conversions.rs", "a call of cudarc failed", "a GPU is needed"),
     ("crates/core/src/interop/cuda_slice.rs", "making cudarc's events", "a GPU is needed"),
     (
         "crates/core/src/interop/cuda_slice.rs",
@@ -38,7 +38,7 @@ const UNREACHED: &[(&str, &str, &str)] = &[
         "of a build without the feature `sim`",
     ),
     ("crates/driver/src/fork.rs", "fork handler", "the system has room"),
-    ("crates/driver/src/lib.rs", "Error::driver_call(message(), driver)", "named by its callers"),
+    ("crates/driver/src/calls.rs", "Error::driver_call(message(), driver)", "named by its callers"),
     ("crates/driver/src/error.rs", "$crate::error::Error::new", "named by its callers"),
     ("crates/driver/src/kernel.rs", "the host form of", "in a report: the rows of a form"),
     (
@@ -55,12 +55,12 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ),
     ("crates/mr/src/managed_alloc.rs", "may not touch", "a GPU of another kind"),
     (
-        "crates/core/src/resource/virtual_memory.rs",
+        "crates/core/src/resource/virtual_resource.rs",
         "trying the virtual",
         "a GPU's alone: tests/driver_calls",
     ),
     (
-        "crates/core/src/resource/virtual_memory.rs",
+        "crates/core/src/resource/virtual_resource.rs",
         "refuses virtual",
         "a GPU's alone: tests/driver_calls",
     ),
@@ -126,6 +126,9 @@ pub(crate) fn check(table: &Table) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
     collect(&root.join("src"), &mut files);
+    for entry in std::fs::read_dir(root.join("crates")).unwrap() {
+        collect(&entry.unwrap().path().join("src"), &mut files);
+    }
     let (mut missing, mut used) = (String::new(), BTreeSet::new());
     for path in files {
         let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();

@@ -109,6 +109,7 @@ fn modules_import_modules_below_them() {
         ("crates/core/src/event.rs", "use crate::Stream;"),
         ("crates/core/src/event.rs", "use crate::*;"),
         ("crates/core/src/event.rs", "use crate::lib;"),
+        ("crates/core/src/event.rs", "macro_rules! m { () => {} } use crate::n;"),
         ("crates/core/src/event.rs", "impl crate::resource::Plug for Event {}"),
         ("crates/core/src/cellar.rs", "use crate::error::Error;"),
     ] {
@@ -127,6 +128,7 @@ fn modules_import_modules_below_them() {
             "crates/core/src/lib.rs",
             "mod pool; pub use container::DeviceVec; pub use crate::host::PinnedAlloc;",
         ),
+        ("crates/core/src/event.rs", "macro_rules! m { () => {} } pub use crate::m;"),
         ("tests/pool.rs", "use crate::common;"),
     ] {
         assert!(found(layers::check, path, good).is_empty(), "{path}: {good}");

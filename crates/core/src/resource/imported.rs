@@ -2,7 +2,7 @@
 
 use super::cuda::report_failed_free;
 use super::mapped::VirtualMemory;
-use super::virtual_memory::VirtualResource;
+use super::virtual_resource::VirtualResource;
 use crate::device::Device;
 use crate::driver::{DeviceRange, DriverResult, RawHandle};
 use crate::error::{DriverError, Result};

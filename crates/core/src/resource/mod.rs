@@ -18,7 +18,7 @@ mod registry;
 pub mod resizing;
 mod scope;
 mod thread_cache;
-mod virtual_memory;
+mod virtual_resource;
 
 pub use crate::pool::{MissStep, ThreadMagazine};
 pub use block::DeviceBlock;
@@ -34,7 +34,7 @@ pub use registry::{
     set_current_device_resource,
 };
 pub use scope::{WithDeviceResource, with_device_resource};
-pub use virtual_memory::VirtualResource;
+pub use virtual_resource::VirtualResource;
 
 pub(crate) use current_resource::CurrentResource;
 pub(crate) use handle::ResourceHandle;

@@ -1,6 +1,6 @@
 //! Handles of memory of this process, for others.
 
-use super::handle::{IpcHandle, IpcKind};
+use super::ipc_handle::{IpcHandle, IpcKind};
 #[cfg(unix)]
 use super::mapped;
 use super::opened;

@@ -1,6 +1,6 @@
 //! Vectors in memory of another process.
 
-use super::handle::{IpcHandle, IpcKind, shown_uuid};
+use super::ipc_handle::{IpcHandle, IpcKind, shown_uuid};
 use super::opened::{Opening, Source, count};
 use crate::container::{DeviceVec, DeviceVecParts, refuse_zero_sized};
 use crate::debug_log::deferred_event;

@@ -11,19 +11,19 @@
 //! | `pool` | pools of the driver that came by a descriptor |
 
 mod export;
-mod handle;
+mod ipc_handle;
+#[cfg(unix)]
+mod ipc_pool;
 #[cfg(unix)]
 mod mapped;
 mod memory;
 mod opened;
 #[cfg(unix)]
-mod pool;
-#[cfg(unix)]
 mod socket;
 
 pub use export::IpcExport;
-pub use handle::{IpcHandle, IpcKind};
+pub use ipc_handle::{IpcHandle, IpcKind};
+#[cfg(unix)]
+pub use ipc_pool::IpcPool;
 #[cfg(unix)]
 pub use mapped::receive;
-#[cfg(unix)]
-pub use pool::IpcPool;

@@ -5,7 +5,7 @@
 //! | the table | which allocations are open, and where | an entry's; a leaf |
 //! | an entry's | its count; held while the driver opens or closes this allocation, for which others that want the same allocation wait | none |
 
-use super::handle::IpcKind;
+use super::ipc_handle::IpcKind;
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::{BackendKind, DeviceAddress, DeviceRange, DriverResult, IpcBytes, RawPool};

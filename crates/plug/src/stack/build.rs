@@ -1,10 +1,10 @@
 //! Resources by the text of a stack.
 
 use super::error::locate;
-use super::handle::{AnyResource, Built, ResourceStack};
 use super::layer::{Layer, Layers};
 use super::names::{Over, Source};
 use super::parse;
+use super::resource_stack::{AnyResource, Built, ResourceStack};
 use super::text::StackText;
 use super::value::Value;
 use crate::adaptor::{

@@ -15,11 +15,11 @@
 
 mod build;
 mod error;
-mod handle;
 mod layer;
 mod mistakes;
 mod names;
 mod parse;
+mod resource_stack;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -27,5 +27,5 @@ mod token;
 mod value;
 
 pub use error::StackTextError;
-pub use handle::ResourceStack;
+pub use resource_stack::ResourceStack;
 pub use text::StackText;

@@ -3,13 +3,13 @@
 mod access;
 mod check;
 mod failure;
-mod graph;
 mod host;
 mod lifetime;
+mod mapped_memory;
 mod regions;
+mod replays;
 mod schedule;
 mod soak;
-mod virtual_memory;
 
 use super::{Report, SimConfig, SimDriver, Simulator, Violation};
 use aquifer_driver::error::{DriverError, Error, ErrorKind, Result};

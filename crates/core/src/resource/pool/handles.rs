@@ -5,7 +5,7 @@ use super::options::{Handles, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::mapped::{Mappable, VirtualMemory};
-use crate::resource::virtual_memory::VirtualResource;
+use crate::resource::virtual_resource::VirtualResource;
 
 impl<U: DeviceResource> PoolOptions<U> {
     /// Has a pool over plain memory take blocks, where nothing else is said, so that `cuIpcGetMemHandle` shares its memory.

@@ -1,6 +1,6 @@
 //! Pools of the driver that other processes share.
 
-use super::handle::{IpcHandle, IpcKind};
+use super::ipc_handle::{IpcHandle, IpcKind};
 use super::memory::{copy, open, require_uuid};
 use super::opened::Source;
 use super::socket::{Payload, receive_descriptor, send_descriptor};
