@@ -79,7 +79,7 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 /// # use aquifer::{HostArgs, Kernel, LaunchConfig};
 /// # static DOUBLE: Kernel = Kernel::new(
 /// #     "double",
-/// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/kernels/double.ptx")),
+/// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/kernels/double.ptx")),
 /// #     |_: &LaunchConfig, mut args: HostArgs<'_>| {
 /// #         args.in_out::<u32>()?.iter_mut().for_each(|value| *value *= 2);
 /// #         Ok(())
@@ -167,7 +167,7 @@ impl Kernel {
     ///     // Or `Cow::Owned`, of a file that is read when the program runs.
     ///     Cow::Borrowed(include_bytes!(concat!(
     ///         env!("CARGO_MANIFEST_DIR"),
-    ///         "/docs/kernels/add_one.sm_90.cubin"
+    ///         "/../../docs/kernels/add_one.sm_90.cubin"
     ///     ))),
     ///     |_: &LaunchConfig, mut args: HostArgs<'_>| {
     ///         let data = args.in_out::<u32>()?;

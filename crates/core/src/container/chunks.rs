@@ -32,7 +32,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # use aquifer::{HostArgs, Kernel};
     /// # static DOUBLE: Kernel = Kernel::new(
     /// #     "double",
-    /// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/kernels/double.ptx")),
+    /// #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/kernels/double.ptx")),
     /// #     |_: &LaunchConfig, mut args: HostArgs<'_>| {
     /// #         args.in_out::<u32>()?.iter_mut().for_each(|value| *value *= 2);
     /// #         Ok(())

@@ -43,7 +43,7 @@ impl IpcHandle {
     /// them writes: each process waits for its own work before it tells the other to go on.
     ///
     /// ```
-    /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, sim::SimConfig};
+    /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, ipc::IpcExport, sim::SimConfig};
     ///
     /// let device = Device::simulated(SimConfig::default());
     /// let stream = device.new_stream()?;
@@ -85,7 +85,7 @@ impl IpcHandle {
     /// As [`open`](Self::open), until this returns.
     ///
     /// ```
-    /// use aquifer::{CudaResource, Device, DeviceVec, sim::SimConfig};
+    /// use aquifer::{CudaResource, Device, DeviceVec, ipc::IpcExport, sim::SimConfig};
     ///
     /// let [device, other] = [(); 2].map(|()| Device::simulated(SimConfig::default()));
     /// let plain = CudaResource::new(&device);
