@@ -183,7 +183,7 @@ fn pools(table: &mut Table) {
     table.failed("a handle of a driver pool, without it", fixture.open::<u8>(&handle));
     let received = |pool: &AsyncResource| {
         let (here, there) = UnixStream::pair().unwrap();
-        IpcPool::send(&pool, &here)?;
+        IpcPool::send(pool, &here)?;
         IpcPool::receive(device, &there)
     };
     let imported = received(&other).unwrap();

@@ -103,7 +103,7 @@ fn faulty(config: SimConfig, kernel: &'static Kernel, earlier: bool) -> Parts {
 #[track_caller]
 fn is(error: &Error, kind: ErrorKind, source: Violation, what: &str) {
     assert_eq!(error.kind(), kind, "{what}: {error}");
-    let report = Report::of(&error).unwrap_or_else(|| panic!("{what}: {error}"));
+    let report = Report::of(error).unwrap_or_else(|| panic!("{what}: {error}"));
     assert_eq!(report.kind(), source, "{what}: {error}");
     let by_sources: &Report =
         error.source().and_then(|driver| driver.source()?.downcast_ref()).unwrap();

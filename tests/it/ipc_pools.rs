@@ -30,7 +30,7 @@ fn shareable(device: &Device) -> Arc<AsyncResource> {
 /// A pool as the other process gets it.
 fn sent(pool: &AsyncResource, device: &Device) -> IpcPool {
     let (here, there) = UnixStream::pair().unwrap();
-    IpcPool::send(&pool, &here).unwrap();
+    IpcPool::send(pool, &here).unwrap();
     IpcPool::receive(device, &there).unwrap()
 }
 
