@@ -15,8 +15,9 @@ pub(crate) const OPTIONS: &str =
     "--features=aquifer/sim,aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
 
 /// The crates of the library, each behind those that it imports.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "aquifer-sync",
+    "aquifer-nvtx",
     "aquifer-events",
     "aquifer-pool",
     "aquifer-driver",

@@ -4,8 +4,6 @@
 mod catch;
 mod emit;
 mod environment;
-#[cfg(feature = "nvtx")]
-mod nvtx;
 mod target;
 
 pub use catch::{catch_panic, catch_panic_text};
@@ -14,9 +12,10 @@ pub use emit::{
     is_deferring, is_enabled,
 };
 pub use environment::variable;
-pub use nvtx::range;
 #[cfg(feature = "nvtx")]
-pub use nvtx::{HeapHandle, MemoryExtension, memory_extension};
+pub use aquifer_nvtx::{HeapHandle, MemoryExtension, memory_extension, range};
+#[cfg(not(feature = "nvtx"))]
+pub use nvtx::range;
 pub use target::{target_bytes, target_length, target_text};
 pub use tracing;
 

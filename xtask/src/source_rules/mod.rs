@@ -23,13 +23,14 @@ use source::{Source, sources};
 use std::fmt;
 
 /// The folders whose Rust files are looked at.
-const FOLDERS: [&str; 21] = [
+const FOLDERS: [&str; 22] = [
     "src",
     "crates/core/src",
     "crates/driver/src",
     "crates/events/src",
     "crates/mr/src",
     "crates/nccl/src",
+    "crates/nvtx/src",
     "crates/plug/src",
     "crates/pool/src",
     "crates/sim/src",
@@ -48,13 +49,14 @@ const FOLDERS: [&str; 21] = [
 ];
 
 /// The sources of the crate that people name, and of those below it.
-pub(crate) const LIBRARIES: [&str; 10] = [
+pub(crate) const LIBRARIES: [&str; 11] = [
     "src",
     "crates/core/src",
     "crates/driver/src",
     "crates/events/src",
     "crates/mr/src",
     "crates/nccl/src",
+    "crates/nvtx/src",
     "crates/plug/src",
     "crates/pool/src",
     "crates/sim/src",

@@ -2,7 +2,6 @@
 //! writes the addresses of its functions to the program's *function slots*, as the header calls them. An empty
 //! one is a no-op.
 
-use crate::environment::variable;
 use aquifer_sync::trusted::{AtomicUsize, Ordering};
 use libloading::Library;
 
@@ -18,7 +17,7 @@ const NO_FUNCTION: usize = 1;
 /// Loads the tool's library, if there is one. Forget it once it has seen a slot: from then on the
 /// library must stay.
 pub(super) fn library() -> Option<Library> {
-    let path = variable("NVTX_INJECTION64_PATH")?;
+    let path = std::env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty())?;
     // SAFETY: the user, who sets the variable, vouches for the library, as for each NVTX program.
     unsafe { Library::new(path) }.ok()
 }
