@@ -139,7 +139,7 @@ fn run_at<R>(location: &'static Location<'static>, body: impl FnOnce() -> R) -> 
     body()
 }
 
-/// Names the line for the thread, unless one is named. Whether it did.
+/// Names the line for the thread, unless one is named. Returns whether it did.
 #[cold]
 fn enter_at(location: &'static Location<'static>) -> bool {
     let site = Site(location);

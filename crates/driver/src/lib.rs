@@ -1,5 +1,5 @@
-//! The calls that aquifer needs of a device, and their implementation by CUDA. No other crate calls
-//! CUDA.
+//! The calls that aquifer needs of a device, and their implementation by CUDA. Other crates call CUDA
+//! only through cudarc, to share objects with it.
 //!
 //! [`Driver`] is the interface of one device, in raw handles and addresses. `cuda` implements it for GPUs,
 //! `aquifer-sim` for simulated devices. It is a trait object, since it is not called on hot paths. The driver

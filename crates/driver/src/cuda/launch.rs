@@ -95,7 +95,7 @@ const ON_STACK: usize = 16;
 ///
 /// # Safety
 ///
-/// The contract of [`WorkCalls::launch`](crate::WorkCalls::launch) holds. `function` is of this
+/// The contract is that of [`WorkCalls::launch`](crate::WorkCalls::launch), and `function` is of this
 /// context.
 pub(super) unsafe fn enqueue(
     library: &Library,
