@@ -1,7 +1,7 @@
 //! Where in the program a call comes from, for the reports of simulated devices.
 //!
 //! Each public function that gives a device work is `#[track_caller]` and begins with [`CallSite::enter`].
-//! The line is the thread's until that function returns, so what it calls needs no parameter for it. A
+//! The line is the thread's until that function returns, so the functions that it calls need no parameter for it. A
 //! function with a closure of the user enters around its own work alone.
 
 use crate::sync::trusted::{AtomicBool, Ordering, thread_local};
@@ -40,7 +40,7 @@ pub fn is_own_file(root: &str, name: &str, path: &str) -> bool {
 pub struct Site(&'static Location<'static>);
 
 impl Site {
-    /// The line that gives what the calling thread is about to give a device, if it is known.
+    /// The line in whose name the calling thread gives a device work, if it is known.
     pub fn current() -> Option<Self> {
         CURRENT.get()
     }
@@ -49,8 +49,8 @@ impl Site {
         self.0
     }
 
-    /// Whether it is a line of this crate: of a call that no function has entered for, or of the table of a
-    /// trait object.
+    /// Whether the line is one of aquifer's own. Then no function has entered for the call, or the line is that of the
+    /// table of a trait object.
     fn is_own(self) -> bool {
         // A compiler on Windows mixes both separators, and the length is the same.
         let root = file!().len().checked_sub(THIS_FILE.len()).and_then(|end| file!().get(..end));
@@ -58,7 +58,7 @@ impl Site {
     }
 }
 
-/// By address: to compare the paths would cost each merge of two segments.
+/// Compares by address, since comparing the paths would cost each merge of two segments.
 impl PartialEq for Site {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0, other.0)
@@ -77,16 +77,16 @@ impl fmt::Display for Site {
 #[must_use = "dropped at once, it names nothing"]
 #[derive(Debug)]
 pub struct CallSite {
-    /// It has named the line. One flag, and calls out of line for the rest: this is inlined into constructors
-    /// of vectors.
+    /// Whether this guard has named the line. It is one flag, and calls out of line do the rest, since the guard is
+    /// inlined into constructors of vectors.
     is_outermost: bool,
-    /// It is the thread's.
+    /// Keeps the guard on its thread.
     stays: PhantomData<*const ()>,
 }
 
 impl CallSite {
-    /// Names the line of the caller's caller, unless one is named already: functions of the crate call each
-    /// other, and the first of them is the program's.
+    /// Names the line of the caller's caller, unless one is named already. Functions of the crate call each other, and
+    /// the program called the first of them.
     #[inline]
     #[track_caller]
     pub fn enter() -> Self {
@@ -94,9 +94,9 @@ impl CallSite {
         Self { is_outermost, stays: PhantomData }
     }
 
-    /// Runs `body` in the name of the line of the caller's caller, as [`enter`](Self::enter). For constructors
-    /// of vectors: without a simulated device there is nothing to be dropped behind the vector, which would be
-    /// moved once more for it.
+    /// Runs `body` in the name of the line of the caller's caller, as [`enter`](Self::enter). Constructors of vectors
+    /// use it. A guard that is dropped behind the vector has the vector moved once more, and without a simulated device
+    /// there is none here.
     #[inline]
     #[track_caller]
     pub fn run<R>(body: impl FnOnce() -> R) -> R {
@@ -115,7 +115,7 @@ impl CallSite {
         CURRENT.get().is_some()
     }
 
-    /// A simulated device is opened.
+    /// Notes that a simulated device is opened.
     pub fn want() {
         IS_WANTED.store(true, Ordering::Relaxed);
     }
@@ -137,7 +137,7 @@ fn run_at<R>(location: &'static Location<'static>, body: impl FnOnce() -> R) -> 
     body()
 }
 
-/// Whether the line is the thread's from now on.
+/// Names the line for the thread, unless one is named. Returns whether it did.
 #[cold]
 fn enter_at(location: &'static Location<'static>) -> bool {
     let site = Site(location);
@@ -153,13 +153,13 @@ fn end() {
     CURRENT.set(None);
 }
 
-/// Has the calling thread give work in the name of no line until it is dropped: for drops that an unrelated
-/// call runs.
+/// Has the calling thread give work in the name of no line until it is dropped. It is for drops that an unrelated call
+/// runs.
 #[must_use = "dropped at once, it does nothing"]
 #[derive(Debug)]
 pub struct NoCallSite {
     before: Option<Site>,
-    /// It is the thread's.
+    /// Keeps the guard on its thread.
     stays: PhantomData<*const ()>,
 }
 

@@ -19,18 +19,18 @@ use std::ptr::NonNull;
 pub enum PreferredLocation {
     Device,
     Host,
-    /// None: the default, and what takes a former preference back.
+    /// No preferred location, which is the default. It takes a former preference back.
     Any,
 }
 
 /// The properties of a new memory pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolSpec {
-    /// Free bytes that it caches over synchronisations.
+    /// Free bytes that the pool caches over synchronisations.
     pub release_threshold: u64,
-    /// It can be shared with other processes, as a file descriptor.
+    /// The pool can be shared with other processes, as a file descriptor.
     pub shareable: bool,
-    /// It is of managed memory (CUDA 13).
+    /// The pool is of managed memory (CUDA 13).
     pub managed: bool,
 }
 
@@ -59,7 +59,7 @@ pub struct NewStream {
     pub keep: StreamKeeper,
 }
 
-/// Keeps a stream alive: cudarc's own handle. `None` if the driver keeps it alive.
+/// cudarc's own handle, which keeps a stream alive. `None` if the driver keeps it alive.
 pub type StreamKeeper = Option<Box<dyn Any + Send + Sync>>;
 
 /// The flags of page-locked host memory.
@@ -78,7 +78,7 @@ pub enum CaptureStatus {
     Invalidated,
 }
 
-/// A value repeated over memory: 1, 2 or 4 bytes wide.
+/// A value of 1, 2 or 4 bytes that is repeated over memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FillWord {
     U8(u8),
@@ -128,15 +128,15 @@ pub struct RawLaunch<'a> {
 
 /// The driver of one device.
 ///
-/// Its calls are in traits, one for each group. Every method may be called from any thread. It
-/// makes the device's context current for the call and restores the caller's. It does not panic. It
-/// blocks only if its name says `synchronize`, or where the driver itself does: plain allocation and
-/// free, pageable copies. An error leaves nothing half done.
+/// Its calls are in traits, one for each group. Every method may be called from any thread. It makes
+/// the device's context current for the call and restores the caller's. It does not panic. It blocks
+/// only if its name says `synchronize`, or where the driver itself blocks. The driver does so in plain
+/// allocation and free and in pageable copies. An error leaves nothing half done.
 ///
 /// # Safety
 ///
-/// An implementation, its calls of each group included, returns addresses of memory that is the
-/// caller's alone until it is freed, and runs the work of a stream in the order of the calls.
+/// An implementation returns addresses of memory that is the caller's alone until it is freed. It runs
+/// the work of a stream in the order of the calls. Both hold for the calls of each group.
 pub unsafe trait Driver:
     MemoryCalls
     + VirtualCalls
@@ -163,62 +163,61 @@ pub unsafe trait Driver:
 
     fn properties(&self) -> &DeviceProperties;
 
-    /// Calls `body` once with the device's context current, for tools that read the current context, and
-    /// so that several calls look at it once.
+    /// Calls `body` once with the device's context current. Tools in `body` can read the current context, and several
+    /// calls there look at it once.
     fn with_current(&self, body: &mut dyn FnMut()) -> DriverResult<()>;
 
     /// Whether host memory is page-locked, so that a copy to it may run after its call has returned. By
     /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
     fn is_page_locked(&self, pointer: *const u8) -> bool;
 
-    /// After a failed synchronisation: whether the device has certainly stopped all work, so that it no
-    /// longer writes host memory. `false` if unknown.
+    /// Whether the device has certainly stopped all work after a failed synchronisation, so that it no longer writes
+    /// host memory. `false` if unknown.
     fn has_stopped(&self) -> bool;
 
-    /// Whether the device works while nothing is asked of it, so that what is asked again later may be done.
+    /// Whether the device works while no call asks for anything, so that a later query may find the work done.
     fn works_unasked(&self) -> bool {
         true
     }
 
-    /// What a synchronisation with nothing to wait for returns besides: on the simulated device, the
-    /// first report that was not taken.
+    /// The error that a synchronisation returns even if it has nothing to wait for. On the simulated
+    /// device it is the first report that was not taken.
     fn check(&self) -> DriverResult<()> {
         Ok(())
     }
 
-    /// What is to be told of the parts that pools cut from this device's memory. `None` if nothing follows
-    /// them.
+    /// The calls that tell of the parts that pools cut from this device's memory. `None` if nothing follows the parts.
     fn regions(&self) -> Option<&dyn RegionCalls> {
         None
     }
 
-    /// The implementation itself, for what only one of them has.
+    /// The implementation itself, for code that only one of them needs.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a device is told that follows the parts that pools cut from its memory, and vectors. These are no calls of
+/// The calls by which a device learns of vectors, and of the parts that pools cut from its memory. They are no calls of
 /// CUDA's, and none is refused. `pool` is a number that no other pool has.
 pub trait RegionCalls {
-    /// A range is the pool's from now on. It may be a region of a pool below.
+    /// Tells that a range is the pool's from now on. It may be a region of a pool below.
     fn heap_register(&self, pool: u64, heap: DeviceRange);
 
-    /// A range is the pool's no more.
+    /// Tells that a range is the pool's no more.
     fn heap_unregister(&self, pool: u64, heap: DeviceRange);
 
-    /// As [`event_query`](StreamCalls::event_query), for a pool: what it learns orders the memory that pools
-    /// hand out from now on, and nothing else. Else the question of a pool, which comes when it has no memory
-    /// at hand, would hide that work of the user's lacks a wait.
+    /// Answers [`event_query`](StreamCalls::event_query) for a pool. The answer orders the memory that pools hand out
+    /// from now on, and nothing else. A pool asks when it has no memory at hand, and an ordinary query would then hide
+    /// that work of the user's lacks a wait.
     fn event_query_for_pool(&self, event: RawEvent) -> DriverResult<bool>;
 
-    /// A part of a heap is handed out, for work that is ordered after what `stream` was given so far.
+    /// Tells that a part of a heap is handed out, for work that is ordered after what `stream` was given so far.
     fn region_register(&self, pool: u64, region: DeviceRange, stream: RawStream);
 
-    /// A region has so many bytes now. What it gets is for work that is ordered after what `stream` was given so far,
-    /// and what it loses is freed after that.
+    /// Tells that a region has `bytes` bytes now. Bytes that it gained are for work that is ordered after what `stream`
+    /// was given so far. Bytes that it lost are freed after that.
     fn region_resize(&self, pool: u64, region: DeviceRange, bytes: usize, stream: RawStream);
 
-    /// A part of a heap is freed, after what `stream` was given so far. `kept_for_graph`: launches of graphs
-    /// may still use it.
+    /// Tells that a part of a heap is freed, after what `stream` was given so far. With `kept_for_graph`, launches of
+    /// graphs may still use it.
     fn region_unregister(
         &self,
         pool: u64,
@@ -227,27 +226,27 @@ pub trait RegionCalls {
         kept_for_graph: bool,
     );
 
-    /// A container says what it makes of a range, in whatever memory of the device that is.
+    /// Tells what a container makes of a range. The range may be in any memory of the device.
     fn vector(&self, range: DeviceRange, event: VectorEvent);
 }
 
 /// The type and the size of a vector, for reports.
 #[derive(Clone, Copy, Debug)]
 pub struct VectorType {
-    /// By [`std::any::type_name`].
+    /// The type's name, by [`std::any::type_name`].
     pub name: &'static str,
     pub elements: usize,
     pub bytes: usize,
 }
 
-/// What becomes of a range of memory.
+/// The new role of a range of memory.
 #[derive(Clone, Copy, Debug)]
 pub enum VectorEvent {
-    /// It was allocated for a vector.
+    /// The range was allocated for a vector.
     Made(VectorType),
-    /// It is a vector's from now on, unless it is one's already.
+    /// The range is a vector's from now on, unless it is one's already.
     Assembled(VectorType),
-    /// It is no vector's any more.
+    /// The range is no vector's any more.
     TakenApart,
 }
 
@@ -255,7 +254,7 @@ pub enum VectorEvent {
 pub trait MemoryCalls {
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
 
-    /// `bytes > 0`; aligned to 256 at least.
+    /// `bytes > 0`. The address is aligned to 256 bytes at least.
     fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress>;
 
     /// # Safety
@@ -266,8 +265,8 @@ pub trait MemoryCalls {
 
     fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress>;
 
-    /// Migrates managed or pageable memory to this device, in the order of `stream`. Other memory is an
-    /// invalid value. Invalidates a capture.
+    /// Migrates managed or pageable memory to this device, in the order of `stream`. Other memory is an invalid value.
+    /// The call invalidates a capture.
     ///
     /// # Safety
     /// The range is memory that stays so until the stream has passed this call.
@@ -279,8 +278,8 @@ pub trait MemoryCalls {
     /// The range is memory of this process for the length of the call.
     unsafe fn advise(&self, range: DeviceRange, preferred: PreferredLocation) -> DriverResult<()>;
 
-    /// Makes ordinary host memory known to a device that can access it. Does nothing on a GPU, which
-    /// needs no such call.
+    /// Makes ordinary host memory known to a device that can access it. A GPU needs no such call, and
+    /// its driver does nothing here.
     ///
     /// # Safety
     /// The range is memory of this process and stays so until it is detached.
@@ -333,7 +332,7 @@ pub trait PoolCalls {
     /// Returns cached memory to the system, except for `keep` bytes.
     fn pool_trim(&self, pool: RawPool, keep: usize) -> DriverResult<()>;
 
-    /// `bytes > 0`. Usable on `stream` at once, elsewhere in an order after this call.
+    /// `bytes > 0`. The block is usable on `stream` at once, and elsewhere in an order after this call.
     fn mem_alloc_async(
         &self,
         pool: RawPool,
@@ -356,14 +355,15 @@ pub trait StreamCalls {
     /// one. Its work still runs to the end.
     fn stream_destroy(&self, raw: RawStream, keep: StreamKeeper);
 
-    /// What the crate keeps of a stream that another library keeps alive.
+    /// The keeper that the crate holds for a stream that another library keeps alive.
     fn stream_borrow(&self, raw: RawStream) -> DriverResult<StreamKeeper>;
 
-    /// The driver's own number of a stream, never used again. Invalidates a capture of it.
+    /// The driver's own number of a stream, which is never used again. The call invalidates a capture
+    /// of the stream.
     fn stream_number(&self, raw: RawStream) -> DriverResult<u64>;
 
     /// Whether others may have made a stream of the context, or used a thread's own default stream there. `true` where
-    /// that cannot be told. Slow: it makes a stream.
+    /// that cannot be told. The call is slow, since it makes a stream.
     fn may_have_foreign_streams(&self) -> bool;
 
     fn legacy_stream(&self) -> RawStream;
@@ -397,21 +397,21 @@ pub trait StreamCalls {
 
 /// The calls of a [`Driver`] on captures, and on the graphs that they become.
 pub trait GraphCalls {
-    /// Never invalidates a capture.
+    /// The status of a stream's capture. The call never invalidates a capture.
     fn capture_status(&self, stream: RawStream) -> DriverResult<CaptureStatus>;
 
-    /// Begins a capture on `stream`, in relaxed mode: later work is recorded instead of run.
+    /// Begins a capture on `stream` in relaxed mode, so that later work is recorded instead of run.
     ///
-    /// In that mode only calls that name a stream or an event of the capture can invalidate it, and any
-    /// thread may end it. The stricter modes refuse every plain allocation, event query and module load,
-    /// and invalidate the capture: global mode on all threads, thread-local mode on this one, where a
-    /// library may allocate its workspace or load its kernels on first use. Those modes would find uses
-    /// of memory that the graph does not own; here that is part of the contract of the launch.
+    /// In that mode only calls that name a stream or an event of the capture can invalidate it, and any thread may end
+    /// it. The stricter modes refuse every plain allocation, event query and module load, and invalidate the capture.
+    /// Global mode does so on all threads. Thread-local mode does so on this thread, where a library may allocate its
+    /// workspace or load its kernels on first use. Those modes would find uses of memory that the graph does not own,
+    /// but here that is part of the contract of the launch.
     fn stream_begin_capture(&self, stream: RawStream) -> DriverResult<()>;
 
-    /// Ends the capture that began on `stream` and instantiates its graph. After an error there is no
-    /// graph, and the stream is out of capture, with two exceptions: the driver could not be called, or
-    /// the capture began on another stream, which invalidates it.
+    /// Ends the capture that began on `stream` and instantiates its graph. After an error there is no graph, and the
+    /// stream is out of capture, with two exceptions. Either the driver could not be called, or the capture began on
+    /// another stream, which invalidates it.
     fn stream_end_capture(&self, stream: RawStream) -> DriverResult<RawGraph>;
 
     /// Ends the capture that began on `stream`, valid or not, and discards its work.
@@ -432,16 +432,16 @@ pub trait GraphCalls {
     unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()>;
 }
 
-/// The calls of a [`Driver`] that enqueue work: copies, fills and kernels.
+/// The calls of a [`Driver`] that enqueue copies, fills and kernels.
 pub trait WorkCalls {
     /// # Safety
-    /// The source is readable and the target is device memory for `bytes`; both stay so, and the host
-    /// does not write the source, until the stream has passed this copy.
+    /// The source is readable and the target is device memory for `bytes`. Both stay so until the stream has passed
+    /// this copy, and until then the host does not write the source.
     unsafe fn copy_to_device(&self, copy: CopyToDevice, stream: RawStream) -> DriverResult<()>;
 
     /// # Safety
-    /// The source is device memory and the target writable for `bytes`; both stay so, and the host does
-    /// not touch the target, until the stream has passed this copy.
+    /// The source is device memory and the target is writable for `bytes`. Both stay so until the stream has passed
+    /// this copy, and until then the host does not touch the target.
     unsafe fn copy_to_host(&self, copy: CopyToHost, stream: RawStream) -> DriverResult<()>;
 
     /// # Safety
@@ -451,7 +451,7 @@ pub trait WorkCalls {
     /// A copy from another device of the same kind, on a stream of this one.
     ///
     /// # Safety
-    /// As [`copy_on_device`](Self::copy_on_device), the source being memory of `from`.
+    /// The contract of [`copy_on_device`](Self::copy_on_device), for a source in memory of `from`.
     unsafe fn copy_from_peer(
         &self,
         copy: CopyOnDevice,
@@ -465,11 +465,11 @@ pub trait WorkCalls {
 
     /// # Safety
     /// The kernel, with these arguments and this grid, accesses only the ranges that the arguments
-    /// declare, in the declared way; they stay valid until the stream has passed.
+    /// declare, in the declared way. The ranges stay valid until the stream has passed.
     unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()>;
 }
 
-/// Whether the call that returned this error has ended its capture all the same: the capture was
+/// Whether the call that returned this error has ended its capture all the same. Then the capture was
 /// invalidated or not joined, and there is nothing to discard.
 pub fn has_ended_capture(error: &DriverError) -> bool {
     matches!(

@@ -1,18 +1,18 @@
-//! The calls of a driver on communicators: what the crate needs of NCCL.
+//! The calls of a driver on communicators, which are what the crate needs of NCCL.
 
 use super::raw::{DeviceAddress, DeviceRange, RawStream};
 use crate::error::{DriverError, Error, ErrorKind};
 use std::any::Any;
 use std::fmt;
 
-/// What ranks find each other by: `ncclUniqueId`.
+/// The number by which ranks find each other, an `ncclUniqueId`.
 pub type UniqueId = [u8; 128];
 
-/// A rank of a communicator: `ncclComm_t`.
+/// A rank of a communicator, an `ncclComm_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawCommunicator(pub u64);
 
-/// How a reduction makes one element of those of all ranks: `ncclRedOp_t`, whose numbers these are.
+/// How a reduction makes one element of those of all ranks. The numbers are those of `ncclRedOp_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// Their sum.
@@ -27,7 +27,7 @@ pub enum ReduceOp {
     Average = 4,
 }
 
-/// The type of an element that reductions work on: `ncclDataType_t`, whose numbers these are.
+/// The type of an element that reductions work on. The numbers are those of `ncclDataType_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
     I8 = 0,
@@ -56,7 +56,7 @@ impl ElementType {
     }
 }
 
-/// A reduction of so many elements.
+/// A reduction of `count` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reduction {
     pub count: usize,
@@ -64,7 +64,8 @@ pub struct Reduction {
     pub op: ReduceOp,
 }
 
-/// What a rank asks for. Sizes are those that NCCL takes: a rank's own part, where ranks have parts.
+/// The work that a rank asks for. Sizes are those that NCCL takes, so they are a rank's own part where
+/// ranks have parts.
 #[derive(Clone, Copy, Debug)]
 pub enum CollectiveWork {
     AllReduce { send: DeviceAddress, receive: DeviceAddress, reduction: Reduction },
@@ -91,7 +92,7 @@ pub enum CollectiveError {
     NoLibrary,
     /// The library has no such function.
     MissingSymbol(&'static str),
-    /// A call of NCCL returned a number; its own text, if it wrote one.
+    /// A call of NCCL returned this number. `text` is NCCL's own, if it wrote one.
     Failed { call: &'static str, code: u32, text: String },
     /// A rank is gone, or did not come.
     Lost(String),
@@ -136,7 +137,8 @@ impl CollectiveError {
 }
 
 impl CollectiveError {
-    /// As [`into_error`](Self::into_error), of a call that allocates: NCCL does not say whether there was no room.
+    /// The error of a call that allocates, by [`into_error`](Self::into_error). NCCL does not say whether there was no
+    /// room.
     #[track_caller]
     pub fn into_allocation_error(self, wanted: impl fmt::Display) -> Error {
         match self {
@@ -189,8 +191,8 @@ pub trait CollectiveCalls {
     /// A number for the ranks of one communicator.
     fn unique_id(&self) -> CollectiveResult<UniqueId>;
 
-    /// Joins one rank for each member, by its driver's [`as_any`](super::Driver::as_any) and its number, and waits for all
-    /// `ranks`.
+    /// Joins one rank for each member, and waits for all `ranks`. A member is the [`as_any`](super::Driver::as_any) of
+    /// a rank's driver and the rank's number.
     fn join_ranks(
         &self,
         members: &[(&dyn Any, usize)],
@@ -201,17 +203,18 @@ pub trait CollectiveCalls {
     /// Gives all the work to its streams, as one group.
     ///
     /// # Safety
-    /// The communicators live; their ranks are of these streams' devices. The ranges are device memory and stay so,
-    /// and those that are received are written by nothing else, until their streams have passed.
+    /// The communicators live, and their ranks are of these streams' devices. The ranges are device memory and stay so
+    /// until their streams have passed. Until then nothing else writes those that are received.
     unsafe fn run_collectives(&self, works: &[RawCollective]) -> CollectiveResult<()>;
 
-    /// What has become of a communicator since: an error of another rank, say.
+    /// The state of a communicator by now, such as an error of another rank.
     ///
     /// # Safety
     /// The communicator lives.
     unsafe fn communicator_check(&self, communicator: RawCommunicator) -> CollectiveResult<()>;
 
-    /// Ends a communicator whatever its streams do: what has not run by then ends without a result.
+    /// Ends a communicator whatever its streams do. Work that has not run by then ends without a
+    /// result.
     ///
     /// # Safety
     /// The communicator lives, and is not used after.
@@ -223,7 +226,7 @@ pub trait CollectiveCalls {
     /// The communicator lives, and is not used after.
     unsafe fn communicator_destroy(&self, communicator: RawCommunicator) -> CollectiveResult<()>;
 
-    /// Registers memory of the rank's device, which the communicator may reach directly then.
+    /// Registers memory of the rank's device, so that the communicator may reach it directly.
     ///
     /// # Safety
     /// The communicator lives. The range is device memory until it is deregistered or the communicator is gone.
@@ -234,8 +237,8 @@ pub trait CollectiveCalls {
     ) -> CollectiveResult<u64>;
 
     /// # Safety
-    /// The communicator lives, the handle came from its [`communicator_register`](Self::communicator_register) and is
-    /// deregistered once, and its work on the range has run.
+    /// The communicator lives, and its work on the range has run. The handle came from its
+    /// [`communicator_register`](Self::communicator_register) and is deregistered once.
     unsafe fn communicator_deregister(
         &self,
         communicator: RawCommunicator,

@@ -1,8 +1,9 @@
-//! What a launch needs of a cubin: that it is whole, the entry, the sizes of its parameters, its limits.
+//! Reads from a cubin what a launch needs. That is whether it is whole, the entry, the sizes of its parameters, and its
+//! limits.
 //!
-//! A driver takes a cubin by a pointer alone, and believes its offsets: so each is compared with the length
-//! before a driver sees it. What this module does not understand of an entry it leaves out, as
-//! [`ptx`](super::ptx) does.
+//! A driver takes a cubin by a pointer alone and believes its offsets. So each offset is compared with the length
+//! before a driver sees it. This module leaves out what it does not understand of an entry, as [`ptx`](super::ptx)
+//! does.
 
 use super::ptx::PtxEntry;
 use crate::error::DriverError;
@@ -15,23 +16,23 @@ type Header = FileHeader64<LittleEndian>;
 /// Why an image has no such entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CubinError {
-    /// Neither a cubin nor a fatbin.
+    /// The image is neither a cubin nor a fatbin.
     NotCubin,
-    /// It is cut, or one of its tables points out of it.
+    /// The image is cut, or one of its tables points out of it.
     Malformed,
-    /// It has these entries, so many at most as make a sentence.
+    /// The image has these entries, at most as many as make a sentence.
     NoEntry(Vec<String>),
 }
 
-/// Types of sections without bytes in the file, as [`SHT_NOBITS`], that cubins have besides: global, local,
-/// shared and reserved shared memory (`cuobjdump -elf` names them).
+/// Types of sections without bytes in the file that cubins have besides [`SHT_NOBITS`]. They are global, local, shared
+/// and reserved shared memory (`cuobjdump -elf` names them).
 const CUDA_NOBITS: [u32; 4] = [0x7000_0007, 0x7000_0009, 0x7000_000a, 0x7000_0015];
 
-/// So many names make a sentence.
+/// The number of names that make a sentence.
 const KNOWN: usize = 8;
 
 impl CubinError {
-    /// What a driver returns for it, of the call that refuses it.
+    /// The error of the driver's call that refuses such an image.
     pub fn into_driver_error(self) -> DriverError {
         let image = |why: &str| {
             DriverError::new("cuModuleLoadDataEx", DriverError::INVALID_IMAGE).with_log(why)
@@ -103,7 +104,7 @@ fn read_sections(
     Some(Ok(info.and_then(read_info).unwrap_or_default()))
 }
 
-/// Whether an image that begins as a fatbin does is as long as it says; `None` for another one.
+/// Whether an image that begins as a fatbin does is as long as it says. `None` for another image.
 fn is_whole_fatbin(image: &[u8]) -> Option<bool> {
     const MAGIC: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
     if !image.starts_with(&MAGIC) {
@@ -126,8 +127,8 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_le_bytes)
 }
 
-/// Reads the attributes of an entry, `.nv.info.NAME`: each is a format, a number and two bytes, which are
-/// the value, or the length of the value that follows. `None` if they are not as known.
+/// Reads the attributes of an entry, `.nv.info.NAME`. Each is a format, a number and two bytes, which are the value, or
+/// the length of the value that follows. `None` if the attributes have another form.
 fn read_info(info: &[u8]) -> Option<PtxEntry> {
     const SIZED: u8 = 4;
     const MAX_THREADS: u8 = 0x05;

@@ -20,16 +20,16 @@ pub struct CompileOptions {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Arch {
-    /// The compiler's own choice: the lowest that it knows.
+    /// The compiler's own choice, which is the lowest that it knows.
     #[default]
     Lowest,
-    /// That of a device, as 90 for 9.0, or the highest below it that the compiler knows.
+    /// The architecture of a device, as 90 for 9.0, or the highest below it that the compiler knows.
     UpTo(u32),
     Named(String),
 }
 
 impl CompileOptions {
-    /// For the compute capability of a GPU. For a simulated device, the compiler's own choice.
+    /// Options for the compute capability of a GPU. A simulated device has the compiler's own choice.
     pub fn for_device(device: &impl AsRef<DeviceProperties>) -> Self {
         let arch = match device.as_ref().compute_capability {
             (0, _) => Arch::Lowest,
@@ -38,7 +38,7 @@ impl CompileOptions {
         Self { arch, options: Vec::new() }
     }
 
-    /// For a virtual architecture by its name, such as `compute_90`.
+    /// Options for a virtual architecture by its name, such as `compute_90`.
     pub fn arch(mut self, name: impl Into<String>) -> Self {
         self.arch = Arch::Named(name.into());
         self
@@ -80,10 +80,11 @@ impl Kernel {
     /// PTX, once for each source with the same options, however many entries are taken of it.
     ///
     /// Declare the entry `extern "C"`, or its name is another one in the PTX. Keep the kernel in a
-    /// [`LazyLock`](std::sync::LazyLock) or beside the device: like any kernel, it stays loaded.
+    /// [`LazyLock`](std::sync::LazyLock) or beside the device, since it stays loaded like any kernel.
     ///
     /// The library is NVRTC of a CUDA toolkit, `libnvrtc`. It is looked for when the first source is
-    /// compiled, and needs no GPU: the simulated device launches what it compiled, by the host form.
+    /// compiled. It needs no GPU, since the simulated device launches the compiled kernel by its host
+    /// form.
     ///
     /// ```
     /// use aquifer::{
@@ -123,9 +124,9 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where NVRTC is not installed, or lacks a function;
-    /// [`ErrorKind::InvalidArgument`] where it does not take the source or an option, with the compiler's own
-    /// text, and for a source without such an entry.
+    /// - [`ErrorKind::Unsupported`] where NVRTC is not installed, or lacks a function
+    /// - [`ErrorKind::InvalidArgument`] where it does not take the source or an option, with the compiler's own text
+    /// - [`ErrorKind::InvalidArgument`] for a source without such an entry
     pub fn compile_cuda(
         entry: &'static str,
         source: &str,
@@ -144,7 +145,7 @@ impl Kernel {
     }
 }
 
-/// The PTX of a source and of options, which are compiled at most once but where two threads begin at once.
+/// The PTX of a source and of options. Equal ones are compiled at most once, unless two threads begin at once.
 fn compile_once(
     source: &str,
     arguments: Vec<String>,

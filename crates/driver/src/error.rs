@@ -19,10 +19,10 @@ pub use kind::ErrorKind;
 /// A result whose error is Aquifer's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The crate's one error: what failed, why, and what to do about it.
+/// The crate's one error, which says what failed, why, and what to do about it.
 ///
-/// [`kind`](Self::kind) is for programs, [`Display`](fmt::Display) for people: one sentence that
-/// says what was asked and what was there, and one that says what to do where there is something to do.
+/// [`kind`](Self::kind) is for programs and [`Display`](fmt::Display) for people. `Display` writes one sentence that
+/// says what was asked and what was there. Another says what to do, where there is something to do.
 /// [`driver`](Self::driver) names the driver call and its number where one failed. Where a
 /// [`StackTextError`](crate::mr::StackTextError) is the source, the text and a caret stand between the sentences.
 ///
@@ -45,14 +45,14 @@ struct Repr {
     message: String,
     advice: Cow<'static, str>,
     driver: Option<DriverError>,
-    /// What is behind it, where that is no driver call.
+    /// The error behind this one, where that is no driver call.
     cause: Option<Arc<dyn StdError + Send + Sync>>,
-    /// Where in the source it was made.
+    /// The place in the source where the error was made.
     at: &'static Location<'static>,
 }
 
-/// Returns an [`Error`] from the function unless `$condition` holds: its kind, what the reader can do
-/// about it, and the message.
+/// Returns an [`Error`] from the function unless `$condition` holds. The other arguments are its kind, what the reader
+/// can do about it, and the message.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! ensure {
@@ -66,8 +66,8 @@ macro_rules! ensure {
 pub use crate::ensure;
 
 impl Error {
-    /// An error of your own, for a [`DeviceResource`](crate::DeviceResource) or a kernel's host form:
-    /// its kind, and one sentence that says what was asked and what was there.
+    /// An error of your own, for a [`DeviceResource`](crate::DeviceResource) or a kernel's host form. It has a kind,
+    /// and one sentence that says what was asked and what was there.
     ///
     /// ```
     /// use aquifer::{Error, ErrorKind};
@@ -99,7 +99,8 @@ impl Error {
         Self::of(driver.kind(), wanted.into(), advice::advice(&driver), Some(driver))
     }
 
-    /// Says what to do about it: a clause without a full stop, in place of what was said before.
+    /// Says what to do about the error. The advice is a clause without a full stop, and replaces former
+    /// advice.
     ///
     /// ```
     /// use aquifer::{Error, ErrorKind};
@@ -114,21 +115,22 @@ impl Error {
         self
     }
 
-    /// What was asked and what was there, without the advice and the driver's call.
+    /// The sentence that says what was asked and what was there, without the advice and the driver's
+    /// call.
     #[doc(hidden)]
     pub fn message(&self) -> &str {
         &self.repr.message
     }
 
-    /// Names the driver's call behind it.
+    /// Names the driver's call behind the error.
     #[doc(hidden)]
     pub fn with_driver(mut self, driver: DriverError) -> Self {
         self.repr.driver = Some(driver);
         self
     }
 
-    /// Names what is behind it, for [`source`](StdError::source): the error of another library, which a callback met.
-    /// A driver call stays the source.
+    /// Names the error behind this one, for [`source`](StdError::source). It may be one of another library, which a
+    /// callback met. A driver call stays the source.
     ///
     /// ```
     /// use aquifer::{Error, ErrorKind};
@@ -155,7 +157,7 @@ impl Error {
         self.repr.kind
     }
 
-    /// What to do about it, if it says so.
+    /// The advice on what to do, if the error has one.
     pub fn advice(&self) -> Option<&str> {
         Some(&*self.repr.advice).filter(|advice| !advice.is_empty())
     }
@@ -166,8 +168,8 @@ impl Error {
     }
 }
 
-/// The kind and the sentences of [`Display`](fmt::Display): what `main`, `unwrap` and `expect` print. The
-/// parts by name with `{:#?}`, and where in the source the error was made.
+/// The kind and the sentences of [`Display`](fmt::Display), which `main`, `unwrap` and `expect` print. `{:#?}` shows
+/// the parts by name, and where in the source the error was made.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Repr { kind, message, advice, driver, at, .. } = &*self.repr;
@@ -207,8 +209,8 @@ impl StdError for Error {
     }
 }
 
-/// What an error is that gives a value back with its [`Error`]: an error of the same text and source,
-/// whose `Debug` says whether the value is there, and shows nothing of it, which may be a whole buffer.
+/// Implements the traits of an error that gives a value back with its [`Error`]. Its text and source are those of the
+/// `Error`. `Debug` says whether the value is there, and shows nothing of it, since it may be a whole buffer.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! error_with_value {
@@ -245,11 +247,11 @@ macro_rules! error_with_value {
 }
 pub use crate::error_with_value;
 
-/// A call that consumes a value was refused: why, and the value.
+/// The refusal of a call that consumes a value, with the reason and the value.
 ///
 /// `?` turns it into the [`Error`] alone, and drops the value.
 pub struct Refused<V> {
-    /// Why it was refused.
+    /// The reason.
     pub error: Error,
     /// The value.
     pub value: V,

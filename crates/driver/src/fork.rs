@@ -1,14 +1,14 @@
 //! Errors of a process that was forked after a device was opened.
 //!
-//! The driver's state is only partly copied by a fork, and a call may hang instead of failing.
+//! A fork copies only a part of the driver's state, and a call may hang instead of failing.
 
 use crate::error::{DriverError, Error, ErrorKind, FORKED_ADVICE, Result};
 use aquifer_sync::fork;
 
 pub use aquifer_sync::fork::is_forked_child;
 
-/// The error of `call`, a function of the driver's, in the child of a fork. Checked before any lock,
-/// which a thread of the parent may have held at the fork.
+/// The error of `call`, a function of the driver's, in the child of a fork. Callers ask before they
+/// take any lock, since a thread of the parent may have held it at the fork.
 pub fn call_not_forked(call: &'static str) -> Result<(), DriverError> {
     if is_forked_child() { Err(DriverError::new(call, DriverError::FORKED)) } else { Ok(()) }
 }
@@ -25,7 +25,7 @@ fn forked(what: &str) -> Error {
     Error::new(ErrorKind::Forked, what).with_advice(FORKED_ADVICE)
 }
 
-/// Installs the handler that marks every later child. Called before the driver is opened.
+/// Installs the handler that marks every later child. It is called before the driver is opened.
 pub fn install_handler() -> Result<()> {
     crate::error::ensure!(
         fork::install_handler(),

@@ -1,4 +1,4 @@
-//! What types of all layers repeat.
+//! Macros and functions that types of all layers share.
 //!
 //! | macro | writes |
 //! |---|---|
@@ -6,12 +6,11 @@
 //! | `getters! { field: Type; .. }`, in `impl X` | methods that return a copy of a field |
 //! | `debug_struct!(X { field, method(), .. })` | `Debug`, of the fields and methods named |
 //!
-//! And how numbers of things read, and what the environment says.
+//! Functions here say how numbers of things read, and what the environment says.
 //!
 //! A generic type has its parameters before it: `debug_struct!([T] X<T> { field })`.
 
-/// Makes a setter for each field named: it sets the field and returns the options. `=> Some` wraps the
-/// value.
+/// Makes a setter for each field named, which sets the field and returns the options. `=> Some` wraps the value.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! setters {
@@ -70,7 +69,7 @@ use crate::error::{Error, ErrorKind};
 pub use aquifer_events::variable;
 use std::fmt;
 
-/// How many there are of a thing: `1 byte`, `2 bytes`.
+/// The number of a thing with its noun, as `1 byte` and `2 bytes`.
 #[derive(Debug)]
 pub struct Count<N>(pub N, pub &'static str);
 
@@ -94,15 +93,15 @@ pub fn list_for<P>(parts: usize, what: impl fmt::Display) -> Result<Vec<P>, Erro
     }
 }
 
-/// A path as it reads in an error: in quotes where it would be overseen, or print what is no text.
+/// A path as it reads in an error. It is in quotes if it is empty or has control characters.
 pub fn shown_path(path: &std::path::Path) -> String {
     let text = path.display().to_string();
     let is_plain = !text.is_empty() && !text.contains(char::is_control);
     if is_plain { text } else { format!("{text:?}") }
 }
 
-/// A type's name without its modules and its parameters: the last part of its path, where a part may be
-/// `<Type as Trait>`, up to the parameters.
+/// A type's name without its modules and its parameters. That is the last part of its path, up to the parameters. A
+/// part may be `<Type as Trait>`.
 pub fn short_name(name: &str) -> &str {
     let (mut depth, mut start, mut end) = (0_usize, 0, name.len());
     for (index, byte) in name.bytes().enumerate() {

@@ -4,8 +4,8 @@ use super::raw::{DeviceAddress, DeviceRange, DriverResult, RawPool};
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 
-/// What a driver says of memory to another process: `CUipcMemHandle` and `CUmemPoolPtrExportData`. Plain bytes,
-/// of which a driver checks all that it is given.
+/// The bytes by which a driver describes memory to another process, as `CUipcMemHandle` and `CUmemPoolPtrExportData`.
+/// They are plain, and a driver checks all bytes that it is given.
 pub type IpcBytes = [u8; 64];
 
 /// How memory at an address was allocated, as far as that says whether other processes can open it.
@@ -18,7 +18,7 @@ pub enum AllocationKind {
     Managed,
     /// Of the host.
     Host,
-    /// By none of these: virtual memory, memory of another process, or no memory.
+    /// By none of these, as virtual memory, memory of another process, or no memory.
     Other,
 }
 
@@ -44,8 +44,8 @@ pub trait IpcCalls {
     /// The whole allocation around an address, or the whole of what was opened.
     fn allocation_range(&self, address: DeviceAddress) -> DriverResult<DeviceRange>;
 
-    /// What another process opens the allocation that begins at `base` by, which is of
-    /// [`Plain`](AllocationKind::Plain) memory.
+    /// The bytes by which another process opens the allocation that begins at `base`. The allocation is
+    /// of [`Plain`](AllocationKind::Plain) memory.
     fn ipc_export(&self, base: DeviceAddress) -> DriverResult<IpcBytes>;
 
     /// The address of another process's allocation in this one.
@@ -55,11 +55,11 @@ pub trait IpcCalls {
     /// `base` came from [`ipc_open`](Self::ipc_open), is closed once, and no work that uses it is pending.
     unsafe fn ipc_close(&self, base: DeviceAddress) -> DriverResult<()>;
 
-    /// What another process finds the allocation that begins at `base` by, in the pool that it is of.
+    /// The bytes by which another process finds the allocation that begins at `base` in the pool that it is of.
     fn pool_export_pointer(&self, base: DeviceAddress) -> DriverResult<IpcBytes>;
 
     /// A pool of another process, from which nothing can be allocated. The descriptor stays the caller's.
-    /// Freed by [`pool_destroy`](super::PoolCalls::pool_destroy).
+    /// [`pool_destroy`](super::PoolCalls::pool_destroy) frees the pool.
     #[cfg(unix)]
     fn pool_import(&self, descriptor: BorrowedFd<'_>) -> DriverResult<RawPool>;
 

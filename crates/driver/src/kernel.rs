@@ -1,5 +1,5 @@
-//! Kernels in two forms, PTX or machine code for a GPU and a host function for the simulated device; their launches
-//! and arguments.
+//! Kernels in two forms, with their launches and arguments. One form is PTX or machine code for a GPU, and the other a
+//! host function for the simulated device.
 
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -17,16 +17,16 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 
 /// A kernel that launches on a GPU and on the simulated device alike.
 ///
-/// It has a PTX text, the name of an entry in it, and a host function that does the same. The driver
-/// loads the PTX on first use on each device; no toolkit and no NVRTC are needed. It stays loaded, since
-/// graphs may use it. Kernels of equal text and entry are loaded once.
+/// It has a PTX text, the name of an entry in it, and a host function that does the same. The driver loads the PTX on
+/// first use on each device, and needs no toolkit and no NVRTC. The PTX stays loaded, since graphs may use it. Kernels
+/// of equal text and entry are loaded once.
 ///
-/// The simulated device does not run the PTX. It reads what a launch needs of it, and refuses what a driver
-/// would: a text that is no PTX or is cut, an entry that is not there, arguments that are not those of the
-/// entry, a grid, a block or shared memory above the limits of CUDA or of the entry.
+/// The simulated device does not run the PTX. It reads the parts that a launch needs, and refuses what a driver would.
+/// It refuses a text that is no PTX or is cut, an entry that is not there, and arguments that are not those of the
+/// entry. It also refuses a grid, a block or shared memory above the limits of CUDA or of the entry.
 ///
-/// [`from_cubin`](Self::from_cubin) takes machine code instead of PTX, and with the feature `nvrtc`
-/// `Kernel::compile_cuda` CUDA C++.
+/// [`from_cubin`](Self::from_cubin) takes machine code instead of PTX. With the feature `nvrtc`,
+/// `Kernel::compile_cuda` takes CUDA C++.
 ///
 /// Make a kernel a `static`. A `const`, or a kernel that is made for each launch, is compared with all
 /// known texts at each launch.
@@ -69,10 +69,10 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 ///
 /// # Testing that both forms do the same
 ///
-/// The simulated device shows that a program is right with the host form. That the PTX does the same, a GPU
-/// has to show. So write a run as a function of the device that returns its results, make it on a simulated
-/// device in every test, and on a GPU where there is one. Compare integers bit by bit, and floats with a
-/// tolerance: a GPU contracts `a * b + c` and sums in another order.
+/// The simulated device shows that a program is right with the host form. A GPU has to show that the PTX does the same.
+/// So write a run as a function of the device that returns its results. Make it on a simulated device in every test,
+/// and on a GPU where there is one. Compare integers bit by bit, and floats with a tolerance, since a GPU contracts
+/// `a * b + c` and sums in another order.
 ///
 /// ```
 /// use aquifer::{CheckedDevice, Device, DeviceVec, ErrorKind, Result, sim::SimConfig};
@@ -123,7 +123,7 @@ pub struct Kernel {
     id: OnceLock<u64>,
 }
 
-/// What a driver loads.
+/// The image that a driver loads.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KernelImage {
     /// A text, which the driver compiles.
@@ -147,16 +147,15 @@ impl Kernel {
         Self::from_image(entry, KernelImage::Ptx(Cow::Borrowed(ptx)), host)
     }
 
-    /// A kernel from its entry's name, a cubin, as `nvcc --cubin` makes it, and its host form. A fatbin of
-    /// cubins for several GPUs (`nvcc --fatbin`) will do, too. Nothing is loaded yet.
+    /// A kernel from its entry's name, a cubin, as `nvcc --cubin` makes it, and its host form. The cubin may also be a
+    /// fatbin of cubins for several GPUs (`nvcc --fatbin`). Nothing is loaded yet.
     ///
-    /// A cubin runs on GPUs of its own major compute capability and of the same minor one or a later;
-    /// others refuse it (`CUDA_ERROR_NO_BINARY_FOR_GPU`).
+    /// A cubin runs on GPUs of its own major compute capability and of the same minor one or a later. Other GPUs refuse
+    /// it (`CUDA_ERROR_NO_BINARY_FOR_GPU`).
     ///
-    /// Before a driver gets it, and on the simulated device, it is checked: a cubin that is none or is cut
-    /// is refused, and so is an entry that it lacks. The simulated device compares the arguments and the
-    /// block of a launch with what the cubin says of the entry, where it says it. Of a fatbin only
-    /// the length is checked.
+    /// The cubin is checked before a driver gets it, and on the simulated device. A cubin that is none or is cut is
+    /// refused, and so is an entry that it lacks. The simulated device compares the arguments and the block of a launch
+    /// with the parameters and limits that the cubin states for the entry. Of a fatbin only the length is checked.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, HostArgs, Kernel, LaunchConfig, sim::SimConfig};
@@ -222,8 +221,8 @@ impl Kernel {
         self.host
     }
 
-    /// The key of this kernel in the tables of loaded functions: one number for all kernels of equal
-    /// text or cubin and entry.
+    /// The key of this kernel in the tables of loaded functions. Kernels of equal entry, and of equal
+    /// text or cubin, have one number.
     #[doc(hidden)]
     pub fn id(&self) -> u64 {
         // Ordered, since comparing two texts is faster than hashing one.
@@ -236,7 +235,7 @@ impl Kernel {
     }
 }
 
-/// The grid of a launch: blocks, threads of a block, and dynamic shared memory in bytes.
+/// The grid of a launch, with blocks, threads of a block, and dynamic shared memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
     /// Blocks in x, y and z.
@@ -278,14 +277,14 @@ impl Access {
     }
 }
 
-/// Bytes of all parameters of a kernel, on every GPU and driver that takes the most.
+/// The most bytes that all parameters of a kernel have, on the GPUs and drivers that take the most.
 const MOST_PARAMETER_BYTES: usize = 32_764;
 
 /// One argument of a launch, as a driver gets it.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "for the crates above alone")]
 pub enum RawArg {
-    /// The kernel gets the address; the length is for checks alone.
+    /// The kernel gets the address. The length is for checks alone.
     Buffer {
         address: u64,
         bytes: usize,
@@ -314,7 +313,7 @@ impl Deref for ScalarBytes {
 }
 
 impl RawArg {
-    /// What a kernel gets: the address or the value.
+    /// A pointer to the address or the value that a kernel gets.
     #[cfg(feature = "cuda")]
     #[doc(hidden)]
     pub fn value(&self) -> *const u8 {
@@ -347,7 +346,7 @@ impl RawArg {
     }
 }
 
-/// One argument of a host form: the memory itself.
+/// One argument of a host form, which is the memory itself.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "for the crates above alone")]
 pub enum HostArg<'a> {
@@ -368,8 +367,8 @@ pub struct HostArgs<'a> {
 impl<'a> HostArgs<'a> {
     /// # Safety
     ///
-    /// Each buffer is valid memory for `'a`, initialised, and no written one overlaps another
-    /// argument; no other code accesses them meanwhile.
+    /// Each buffer is valid and initialised memory for `'a`, and no written one overlaps another
+    /// argument. No other code accesses the buffers meanwhile.
     #[doc(hidden)]
     pub unsafe fn new(entry: &'static str, arguments: &'a [HostArg<'a>]) -> Self {
         Self { entry, arguments, next: 0, memory: PhantomData }
@@ -402,7 +401,7 @@ impl<'a> HostArgs<'a> {
         Err(self.mismatch(method, &found))
     }
 
-    /// The error of a next argument that is not what the host form takes.
+    /// The error of a next argument that the host form does not take.
     fn mismatch(&mut self, wanted: &str, found: &str) -> Error {
         self.next += 1;
         let (entry, place) = (self.entry, self.next);
@@ -416,8 +415,8 @@ impl<'a> HostArgs<'a> {
         .with_advice("let the host form take what the launch gives, in its order")
     }
 
-    /// The next argument: a buffer that the launch gave by [`Launch::input`](crate::kernel::Launch::input). Its bytes are taken as elements
-    /// of `T`, whatever the launch's type was.
+    /// The next argument, a buffer that the launch gave by [`Launch::input`](crate::kernel::Launch::input). Its bytes
+    /// are taken as elements of `T`, whatever the launch's type was.
     ///
     /// # Errors
     ///
@@ -430,8 +429,8 @@ impl<'a> HostArgs<'a> {
         Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
     }
 
-    /// The next argument: a buffer that the launch gave by [`Launch::output`](crate::kernel::Launch::output), as
-    /// [`input`](Self::input) takes one. All of it counts as written, whatever the form writes.
+    /// The next argument, a buffer that the launch gave by [`Launch::output`](crate::kernel::Launch::output). It is
+    /// taken as [`input`](Self::input) takes one. All of it counts as written, whatever the form writes.
     ///
     /// # Errors
     ///
@@ -444,8 +443,8 @@ impl<'a> HostArgs<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
     }
 
-    /// The next argument: a buffer that the launch gave by [`Launch::in_out`](crate::kernel::Launch::in_out), as
-    /// [`input`](Self::input) takes one.
+    /// The next argument, a buffer that the launch gave by [`Launch::in_out`](crate::kernel::Launch::in_out). It is
+    /// taken as [`input`](Self::input) takes one.
     ///
     /// # Errors
     ///
@@ -457,7 +456,7 @@ impl<'a> HostArgs<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
     }
 
-    /// The next argument: a value of the size of `T`.
+    /// The next argument, a value of the size of `T`.
     ///
     /// # Errors
     ///

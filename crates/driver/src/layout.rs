@@ -1,16 +1,17 @@
-//! Sizes and alignments of device memory: pure arithmetic that never wraps.
+//! Sizes and alignments of device memory, in pure arithmetic that never wraps.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use std::fmt;
 
-/// The alignment, in bytes, of device memory when nothing else is asked: 256, as in RMM and in the
-/// guarantee that `cudaMalloc` gives.
+/// The alignment, in bytes, of device memory when nothing else is asked. It is 256, as in RMM and in
+/// the guarantee that `cudaMalloc` gives.
 pub const DEFAULT_ALIGNMENT: usize = 256;
 
 /// The size and alignment of a block of device memory, both in bytes.
 ///
-/// Always valid: the alignment is a power of two, and the size rounded up to it fits in `isize`.
+/// A layout is always valid. Its alignment is a power of two, and its size rounded up to that fits in
+/// `isize`.
 ///
 /// ```
 /// use aquifer::DeviceLayout;
@@ -78,10 +79,10 @@ impl DeviceLayout {
     }
 }
 
-/// What to do where the alignment of a request takes the room, and not its size.
+/// The advice where the alignment of a request takes the room, and not its size.
 pub const SMALLER_ALIGNMENT: &str = "ask for a smaller alignment";
 
-/// A request as a message names it: with its alignment where that is above what each block has.
+/// A request as a message names it, with its alignment if that is above the alignment of each block.
 #[derive(Clone, Copy, Debug)]
 pub struct Requested {
     #[doc(hidden)]
@@ -99,7 +100,7 @@ impl Requested {
         self.alignment > self.usual
     }
 
-    /// The error of a refused request, with the advice of one whose alignment takes the room.
+    /// Adds the advice of a refused request whose alignment takes the room.
     #[doc(hidden)]
     pub fn advise(self, error: Error) -> Error {
         if error.kind() == ErrorKind::OutOfMemory
@@ -119,8 +120,8 @@ impl fmt::Display for Requested {
     }
 }
 
-/// The error of a layout that no address space holds, or of an alignment that is none. Kept out of line,
-/// so that the layout of a warm allocation costs no call.
+/// The error of a layout that no address space holds, or of an invalid alignment. It is kept out of line, so that the
+/// layout of a warm allocation costs no call.
 #[cold]
 pub fn impossible(bytes: usize, alignment: usize) -> Error {
     let (counted, asked) = (Count(bytes, "byte"), Count(alignment, "byte"));

@@ -1,11 +1,12 @@
-//! What aquifer needs of a device, and CUDA's implementation: the only crate that calls CUDA.
+//! The calls that aquifer needs of a device, and their implementation by CUDA. Other crates call CUDA
+//! only through cudarc, to share objects with it.
 //!
 //! [`Driver`] is the interface of one device, in raw handles and addresses. `cuda` implements it for GPUs,
 //! `aquifer-sim` for simulated devices. It is a trait object, since it is not called on hot paths. The driver
 //! reuses the numbers of handles. `Device`, `Stream` and `Event` of `aquifer-core` give them an identity.
 //!
-//! [`error`](mod@error), [`layout`], [`Kernel`] and what a device says of itself are public in `aquifer`. The rest is
-//! for the crates above.
+//! [`error`](mod@error), [`layout`], [`Kernel`] and the properties of a device are public in `aquifer`. The rest is for
+//! the crates above.
 #![deny(missing_docs, missing_debug_implementations)]
 // Without the CUDA backend, parts that it alone uses are dead.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]

@@ -1,4 +1,4 @@
-//! The end of a device's default pool, which programs on a GPU never see: the process keeps that pool.
+//! The end of a device's default pool. Programs on a GPU never see it, since the process keeps that pool.
 
 use crate::sync::trusted::thread_local;
 use std::cell::Cell;
@@ -8,20 +8,20 @@ thread_local! {
     static IS_HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The calling thread ends the default pool of a simulated device until this is dropped. The pool waits for all
-/// work that used its memory. As with a question of a pool
-/// ([`event_query_for_pool`](crate::RegionCalls::event_query_for_pool)), what that tells is the
-/// pools' alone: it would order work of the user's that nothing orders on a GPU.
+/// Marks the calling thread as ending the default pool of a simulated device, until it is dropped. The pool waits for
+/// all work that used its memory. The outcome of that wait is the pools' alone, as with
+/// [`event_query_for_pool`](crate::RegionCalls::event_query_for_pool). It would otherwise order work of the user's that
+/// nothing orders on a GPU.
 #[must_use = "dropped at once, it does nothing"]
 #[derive(Debug)]
 pub struct DefaultPoolEnd {
     before: bool,
-    /// It is the thread's.
+    /// Keeps the guard on its thread.
     stays: PhantomData<*const ()>,
 }
 
 impl DefaultPoolEnd {
-    /// From now on.
+    /// Marks the calling thread from now on.
     pub fn enter() -> Self {
         Self { before: IS_HERE.replace(true), stays: PhantomData }
     }

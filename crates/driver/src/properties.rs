@@ -1,4 +1,4 @@
-//! What a device says of itself.
+//! The properties that a device reports.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use std::fmt;
 pub enum BackendKind {
     /// A GPU, through the CUDA driver.
     Cuda,
-    /// The simulated device: host memory and a scheduler, no GPU.
+    /// The simulated device, which has host memory, a scheduler and no GPU.
     Simulated,
 }
 
@@ -25,14 +25,14 @@ impl fmt::Display for BackendKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// Bytes that can still be allocated; other programs may allocate them first.
+    /// Bytes that can still be allocated. Other programs may allocate them first.
     pub free: u64,
     /// Bytes that the device has in all.
     pub total: u64,
 }
 
 impl MemoryInfo {
-    /// As a memory manager tells it.
+    /// Memory as a memory manager reports it.
     pub const fn new(free: u64, total: u64) -> Self {
         Self { free, total }
     }
@@ -44,9 +44,10 @@ impl MemoryInfo {
 pub struct DeviceProperties {
     /// The device's name, such as `NVIDIA H200` or `simulated device`.
     pub name: String,
-    /// Compute capability, major and minor; `(0, 0)` on the simulated device.
+    /// Compute capability, major and minor. The simulated device has `(0, 0)`.
     pub compute_capability: (u32, u32),
-    /// The driver's version as it gives it: 13000 is CUDA 13.0; 0 on the simulated device.
+    /// The driver's version as the driver gives it, such as 13000 for CUDA 13.0. The simulated device
+    /// has 0.
     pub driver_version: u32,
     /// The device supports managed memory.
     pub managed_memory: bool,
@@ -62,16 +63,16 @@ pub struct DeviceProperties {
     pub host_register: bool,
     /// The device supports virtual memory management.
     pub virtual_memory: bool,
-    /// Its memory can be shared with other processes, by file descriptors.
+    /// Virtual memory can be shared with other processes, by file descriptors.
     pub virtual_memory_descriptors: bool,
-    /// Network cards and disks can reach it (GPUDirect RDMA).
+    /// Network cards and disks can reach virtual memory (GPUDirect RDMA).
     pub virtual_memory_rdma: bool,
     /// One event can cover all work of the context (`cuCtxRecordEvent`, CUDA 12.5).
     pub context_events: bool,
 }
 
 impl DeviceProperties {
-    /// Of a device that is simulated: on the host, so that all that a device may have is there.
+    /// The properties of a simulated device. It is on the host, so all that a device may have is there.
     #[doc(hidden)]
     pub fn simulated() -> Self {
         Self {

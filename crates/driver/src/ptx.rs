@@ -1,8 +1,9 @@
-//! What a launch needs of a PTX text: the entry, the sizes of its parameters, its limits.
+//! Reads from a PTX text what a launch needs. That is the entry, the sizes of its parameters, and its
+//! limits.
 //!
-//! This is no compiler. A text that this module takes may still be refused by a driver; one that it
-//! refuses is refused by every driver. What it does not understand of an entry it leaves out, and a
-//! launch is not compared with that. The time is linear in the text.
+//! This is no compiler. A driver may still refuse a text that this module takes, but every driver
+//! refuses a text that this module refuses. The module leaves out what it does not understand of an
+//! entry, and a launch is not compared with that. The time is linear in the text.
 
 mod tokens;
 
@@ -13,7 +14,7 @@ use tokens::{Token, Tokens};
 /// What a launch needs of an entry, of a text or of a cubin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PtxEntry {
-    /// The bytes of each parameter; `None` if one is declared in a way that this module does not know.
+    /// The bytes of each parameter. `None` if one is declared in a way that this module does not know.
     pub parameters: Option<Vec<usize>>,
     /// Bytes of static shared memory that the entry's own body names. More may come by the functions
     /// that it calls.
@@ -27,18 +28,18 @@ pub struct PtxEntry {
 /// Why a text has no such entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PtxError {
-    /// It does not begin as PTX does, but with this: a driver takes it for another format.
+    /// The text does not begin as PTX does, but with this. A driver takes it for another format.
     NotPtx(String),
-    /// No compiler of PTX takes it.
+    /// No compiler of PTX takes the text.
     Malformed(&'static str),
-    /// It has these entries, in the order of the text, [`KNOWN`] at most.
+    /// The text has these entries, in its own order, [`KNOWN`] at most.
     NoEntry(Vec<String>),
 }
 
 /// Characters that a message shows of a text that is none.
 const SHOWN: usize = 24;
 
-/// So many names make a sentence.
+/// The number of names that make a sentence.
 const KNOWN: usize = 8;
 
 impl fmt::Display for PtxError {
@@ -113,7 +114,7 @@ impl<'t> Reader<'t> {
         Self { tokens, depth: 0, last: [None; 2], shared: BTreeMap::new() }
     }
 
-    /// The next token; braces are counted.
+    /// Reads the next token, and counts braces.
     fn next(&mut self) -> Result<Option<Token<'t>>, PtxError> {
         let Some(token) = self.tokens.next() else { return Ok(None) };
         match token {
@@ -203,8 +204,8 @@ impl<'t> Reader<'t> {
         Ok((found, true))
     }
 
-    /// Up to three numbers between commas; those that are missing are 1. `None` if they are not plain, or
-    /// larger than a launch's.
+    /// Up to three numbers between commas, where those that are missing are 1. `None` if they are not plain, or larger
+    /// than a launch's.
     fn extent(&mut self) -> Result<Option<[u64; 3]>, PtxError> {
         let mut extent = [1; 3];
         for side in &mut extent {
@@ -245,8 +246,8 @@ impl<'t> Reader<'t> {
         Ok(sizes.into_iter().collect())
     }
 
-    /// Reads a declaration of static shared variables, if that is what `.shared` begins: not an
-    /// instruction, nor an attribute, nor a variable of another text.
+    /// Reads a declaration of static shared variables, if `.shared` begins one. It may also stand in an
+    /// instruction, in an attribute, or in a variable of another text.
     fn shared_variables(&mut self) -> Result<(), PtxError> {
         match self.last[1] {
             Some(Token::Word(_)) => return Ok(()),

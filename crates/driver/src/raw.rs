@@ -7,7 +7,7 @@ pub type DriverResult<T> = Result<T, DriverError>;
 /// An address in device memory.
 pub type DeviceAddress = u64;
 
-/// A stream of the driver. May be used again once the stream is destroyed.
+/// A stream of the driver. The handle may be used again once the stream is destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawStream(pub u64);
 

@@ -1,16 +1,16 @@
-//! The calls of a driver on addresses apart from memory: CUDA's virtual memory management.
+//! The calls of a driver on addresses apart from memory, which are CUDA's virtual memory management.
 
 use super::raw::{DeviceAddress, DeviceRange, DriverResult, RawHandle};
 use std::any::Any;
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// What the memory of a handle can be used for, which is fixed when it is made.
+/// The uses of a handle's memory, which are fixed when it is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandleSpec {
-    /// Other processes can have it, by a file descriptor.
+    /// Other processes can have the memory, by a file descriptor.
     pub shareable: bool,
-    /// Network cards and disks can read and write it (GPUDirect RDMA).
+    /// Network cards and disks can read and write the memory (GPUDirect RDMA).
     pub rdma: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct HandleSpec {
 /// | mapped | is reached at the range, once `set_access` was called | created, by `unmap`; released, by `handle_release` |
 /// | released | as mapped | gone, by `unmap` |
 pub trait VirtualCalls {
-    /// Of such handles, in bytes; a power of two.
+    /// The granularity of handles of `spec` in bytes, which is a power of two.
     fn granularity(&self, spec: HandleSpec) -> DriverResult<usize>;
 
     /// Addresses that nothing else gets, without memory. `alignment` is a power of two.
@@ -39,7 +39,8 @@ pub trait VirtualCalls {
     /// Memory of the device, without an address.
     fn handle_create(&self, bytes: usize, spec: HandleSpec) -> DriverResult<RawHandle>;
 
-    /// The handle that is mapped at an address, to be released once more. The address may be any.
+    /// The handle that is mapped at an address, which has to be released once more. The address may be
+    /// any.
     fn handle_retain(&self, address: DeviceAddress) -> DriverResult<RawHandle>;
 
     /// A descriptor of a shareable handle, which keeps its memory as long as it is open.
@@ -56,7 +57,7 @@ pub trait VirtualCalls {
     /// The handle is not used after this.
     unsafe fn handle_release(&self, handle: RawHandle) -> DriverResult<()>;
 
-    /// Has the range be the memory of a handle of its size. Nothing may use it before
+    /// Maps a handle of the range's size to the range. The range may not be used before
     /// [`set_access`](Self::set_access).
     ///
     /// # Safety
@@ -69,13 +70,14 @@ pub trait VirtualCalls {
     /// The range is mapped by the caller.
     unsafe fn set_access(&self, range: DeviceRange) -> DriverResult<()>;
 
-    /// Lets another device, by its [`as_any`](super::Driver::as_any), read and write it, too.
+    /// Lets another device, given by its [`as_any`](super::Driver::as_any), read and write the range,
+    /// too.
     ///
     /// # Safety
     /// As [`set_access`](Self::set_access).
     unsafe fn set_peer_access(&self, range: DeviceRange, peer: &dyn Any) -> DriverResult<()>;
 
     /// # Safety
-    /// The range is one mapping, and no work that uses it is pending: the driver does not look.
+    /// The range is one mapping, and no work that uses it is pending. The driver does not check that.
     unsafe fn unmap(&self, range: DeviceRange) -> DriverResult<()>;
 }

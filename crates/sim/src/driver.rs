@@ -52,13 +52,13 @@ impl SimDriver {
         Simulator { context: Arc::clone(&self.context) }
     }
 
-    /// Begins a driver call: counted, refused if a failure was injected, under the lock of the state.
+    /// Begins a driver call, under the lock of the state. The call is counted, and refused if a failure was injected.
     pub(super) fn call(&self, name: &'static str) -> DriverResult<Call<'_>> {
         Call::begin(&self.context, name)
     }
 
-    /// As [`call`](Self::call), for a call that waits. If the context is lost, it returns when no
-    /// operation runs any more: memory that a host form uses may be freed after it.
+    /// Makes a [`call`](Self::call) that waits. If the context is lost, it returns when no operation
+    /// runs any more, so memory that a host form uses may be freed after it.
     pub(super) fn waiting(
         &self,
         name: &'static str,
@@ -71,8 +71,8 @@ impl SimDriver {
         result.map_err(|error| self.first_report(error))
     }
 
-    /// The error of a call that waits, by a context that may have been lost before it: the first report
-    /// that was not taken goes before the loss.
+    /// The error of a call that waits. Where the context may have been lost before the call, the first report that was
+    /// not taken goes before the loss.
     pub(super) fn first_report(&self, error: DriverError) -> DriverError {
         if error.kind() != ErrorKind::ContextLost || !self.context.is_lost() {
             return error;

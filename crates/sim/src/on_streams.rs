@@ -1,4 +1,4 @@
-//! What tests do to a stream of a simulated device.
+//! The calls by which tests steer a stream of a simulated device.
 
 use crate::simulator::Simulator;
 use aquifer_driver::error::{Result, ensure};
@@ -25,22 +25,20 @@ impl<S: SimulatedStream> SimulatedStream for &S {
 }
 
 impl Simulator {
-    /// Puts a stream of this simulated device into capture, for tests of code that must not disturb
-    /// one: what it is given is kept and not run. No other thread may be in a call on a pool that has the
-    /// stream.
+    /// Puts a stream of this simulated device into capture, for tests of code that must not disturb one. Work that the
+    /// stream is given is kept and not run. No other thread may be in a call on a pool that has the stream.
     ///
     /// # Errors
     ///
-    /// Those that a driver would give: the stream is in capture already, is the default stream, or is of
-    /// another device.
+    /// An error of the driver, if the stream is in capture already, is the default stream, or is of another device.
     pub fn start_capture(&self, stream: &impl SimulatedStream) -> Result<()> {
         stream.expose();
         self.begin_capture(stream.handle())
             .with_context(|| format!("beginning a capture on {stream}"))
     }
 
-    /// Holds up a stream, as a kernel does that comes to no end: nothing that it was given runs, or will be given, until
-    /// [`resume`](Self::resume). What waits for it waits. Other streams go on.
+    /// Holds up a stream, as a kernel does that comes to no end. No work runs that it was given, or will be given,
+    /// until [`resume`](Self::resume). Calls that wait for it wait. Other streams go on.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, sim::SimConfig};
@@ -84,7 +82,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// Ends the capture; `true` if nothing invalidated it.
+    /// Ends the capture. `true` if nothing invalidated it.
     pub fn stop_capture(&self, stream: &impl SimulatedStream) -> bool {
         self.end_capture(stream.handle()) == CaptureStatus::Active
     }

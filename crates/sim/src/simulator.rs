@@ -9,9 +9,11 @@ use aquifer_driver::impls::debug_struct;
 use aquifer_driver::{CaptureStatus, DriverResult, ErrorContext, RawStream, names};
 use aquifer_sync::Arc;
 
-/// A handle on a simulated device: its reports, its counts of driver calls, and failures to inject.
+/// A handle on a simulated device, with its reports, its counts of driver calls, and failures to
+/// inject.
 ///
-/// Cheap to clone. It stays usable when the device is gone, and does not keep the device alive.
+/// A handle is cheap to clone. It stays usable when the device is gone, and does not keep the device
+/// alive.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, sim::SimConfig};
@@ -52,8 +54,8 @@ impl Simulator {
         taken.iter().map(|report| Report::clone(report)).collect()
     }
 
-    /// Checks that the device found no violation so far. Synchronise first: operations that have not
-    /// run may still add one.
+    /// Checks that the device found no violation so far. Synchronise first, since operations that have
+    /// not run may still add one.
     ///
     /// # Errors
     ///
@@ -71,17 +73,17 @@ impl Simulator {
         Err(Error::driver_call(format!("the simulated device saw {saw}"), driver))
     }
 
-    /// Makes the `nth` call of a driver function from now on fail once with `code`, a number of
-    /// CUDA's, or of NCCL's for a function of that. The next call is the first. `call` is one of [`CALLS`](Self::CALLS). A device that is gone makes no
-    /// more calls.
+    /// Makes the `nth` call of a driver function from now on fail once with `code`. The next call is the first. `code`
+    /// is a number of CUDA's, or of NCCL's for a function of NCCL. `call` is one of [`CALLS`](Self::CALLS). A device
+    /// that is gone makes no more calls.
     ///
-    /// A code of CUDA's that means a lost context, such as 700, loses it: queued operations are discarded, captures
-    /// are invalidated, and every later call returns that code.
+    /// A code of CUDA's that means a lost context, such as 700, loses it. Then queued operations are discarded,
+    /// captures are invalidated, and every later call returns that code.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the call is none of those, or `nth` or `code` is
-    /// zero: a test of a failure that never happens would pass for the wrong reason.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the call is none of those, or `nth` or
+    /// `code` is zero. A test of a failure that never happens would pass for the wrong reason.
     pub fn fail_call(&self, call: &str, nth: u64, code: u32) -> Result<()> {
         ensure!(
             Self::CALLS.contains(&call),
@@ -106,8 +108,8 @@ impl Simulator {
         Ok(())
     }
 
-    /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's
-    /// manual. A stream that is not destroyed since the call failed stays in the simulation; no error tells of it.
+    /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's manual. A stream
+    /// whose destruction failed stays in the simulation, and no error tells of it.
     pub const CALLS: [&'static str; 78] = names! {
         cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool
         cuDeviceGetUuid cuEventCreate cuEventDestroy cuEventQuery cuEventRecord
@@ -130,17 +132,17 @@ impl Simulator {
         ncclReduceScatter ncclSend
     };
 
-    /// Loses the context: queued operations are discarded, captures are invalidated, and every later call returns
-    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`. A host form that is running runs to its end; calls that wait
-    /// return after that, so its memory may be freed then.
+    /// Loses the context. Queued operations are discarded, captures are invalidated, and every later call returns
+    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`. A host form that is running runs to its end. Calls that wait return after
+    /// that, so its memory may be freed then.
     pub fn lose_context(&self) {
         let mut state = lock_state();
         self.context.lose(DriverError::CONTEXT_IS_DESTROYED);
         discard_queues(&mut state, self.context.id);
     }
 
-    /// The driver functions called so far, by name, and how often. Each name is one of [`CALLS`](Self::CALLS):
-    /// what a GPU's driver is asked beside them, such as to load a module, is no call of a simulated device.
+    /// The driver functions called so far, by name, and how often. Each name is one of [`CALLS`](Self::CALLS). A
+    /// simulated device makes no other calls of a GPU's driver, such as to load a module.
     pub fn calls(&self) -> Vec<(&'static str, u64)> {
         self.context.log.lock().calls.iter().map(|(&call, &count)| (call, count)).collect()
     }
@@ -190,7 +192,7 @@ impl Simulator {
         self.blocks(|kind| matches!(kind, BlockKind::Registered(_))).0
     }
 
-    /// A stream as another library makes it, by its driver's handle: for tests of
+    /// A stream as another library makes it, by its driver's handle. It is for tests of
     /// [`Stream::from_handle`](crate::Stream::from_handle).
     ///
     /// # Errors
@@ -205,8 +207,8 @@ impl Simulator {
         Ok(handle)
     }
 
-    /// As [`create_foreign_stream`](Self::create_foreign_stream), with the handle of such a stream that was destroyed: a
-    /// driver uses handles again.
+    /// Makes a stream as [`create_foreign_stream`](Self::create_foreign_stream) does, with the handle of such a stream
+    /// that was destroyed. A driver uses handles again, too.
     ///
     /// # Errors
     ///
@@ -230,7 +232,7 @@ impl Simulator {
     }
 
     /// Destroys a stream of [`create_foreign_stream`](Self::create_foreign_stream), as its owner. Work that it was
-    /// given runs to its end; a later call that names it is an error.
+    /// given runs to its end. A later call that names it is an error.
     ///
     /// # Errors
     ///

@@ -1,14 +1,14 @@
-//! Which line counts, of calls inside of calls.
+//! Which line counts for calls inside of calls.
 
 use super::*;
 
-/// A line outside of this crate, whose own do not count.
+/// A line outside of this crate, whose own lines do not count.
 fn outside() -> Site {
     let of_the_library: fn() -> &'static Location<'static> = Location::caller;
     Site(of_the_library())
 }
 
-/// As [`CallSite::enter`], of a call on that line.
+/// Calls [`CallSite::enter`] as a call on that line does.
 fn enter(line: Site) -> CallSite {
     CallSite { is_outermost: enter_at(line.location()), stays: PhantomData }
 }

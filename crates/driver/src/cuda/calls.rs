@@ -1,4 +1,4 @@
-//! The [`Driver`] of a GPU: each method is one driver call in this context.
+//! The [`Driver`] of a GPU, of which each method is one driver call in this context.
 
 use super::context::Relaxed;
 use super::driver::CudaDriver;
@@ -70,8 +70,8 @@ unsafe impl Driver for CudaDriver {
         asked.is_err() || kind != 0
     }
 
-    /// Always `false`: on an H200 with driver 580, queued copies of one stream still run after every
-    /// synchronising call has returned the fault of a kernel on another stream.
+    /// Always `false`. On an H200 with driver 580, queued copies of one stream still run after every
+    /// synchronising call has returned the fault of another stream's kernel.
     fn has_stopped(&self) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! Guards that change the calling thread's current context or capture mode, and restore it. The calls
-//! under a guard are made through it.
+//! Guards that change the calling thread's current context or capture mode, and restore it. Calls under a guard are
+//! made through it.
 
 use super::library::{Handle, Library, out_param};
 use crate::DriverResult;
@@ -16,9 +16,9 @@ type OnThisThread = PhantomData<*const ()>;
 
 /// Makes a context current until the guard is dropped.
 ///
-/// Costs one cheap driver call if the context is current already, and none inside of another guard of
-/// that context. cudarc's `bind_to_thread` cannot be used for this: it returns an old error before it
-/// binds, and does not restore.
+/// A guard costs one cheap driver call if the context is current already, and none inside of another guard of that
+/// context. cudarc's `bind_to_thread` cannot be used for this, since it returns an old error before it binds, and does
+/// not restore.
 pub(super) struct Current<'a> {
     library: &'a Library,
     pushed: bool,
@@ -27,7 +27,7 @@ pub(super) struct Current<'a> {
 }
 
 thread_local! {
-    /// The context of the thread's innermost guard, 0 without one.
+    /// The context of the thread's innermost guard, or 0 without one.
     static GUARDED: Cell<Handle> = const { Cell::new(0) };
 }
 
@@ -92,7 +92,7 @@ impl Drop for Restore<'_> {
     }
 }
 
-/// The calling thread's current context, 0 if there is none.
+/// The calling thread's current context, or 0 if there is none.
 #[inline]
 pub(super) fn current(library: &Library) -> DriverResult<Handle> {
     // SAFETY: `context` is writable for the call.
@@ -102,9 +102,9 @@ pub(super) fn current(library: &Library) -> DriverResult<Handle> {
 /// Puts the calling thread in relaxed capture mode until the guard is dropped.
 ///
 /// While another thread captures in global mode, the driver refuses allocations, frees and event
-/// queries of every thread that is not in this mode, and invalidates the capture. So it does with
-/// stream-ordered frees (ml-explore/mlx, pull request 2850), on whatever stream. The crate's calls of
-/// this kind do not depend on the captured stream.
+/// queries of every thread that is not in this mode, and invalidates the capture. It does the same with stream-ordered
+/// frees (ml-explore/mlx, pull request 2850), on whatever stream. The crate's calls of this kind do not depend on the
+/// captured stream.
 pub(super) struct Relaxed<L: Deref<Target = Library>> {
     library: L,
     before: Option<u32>,

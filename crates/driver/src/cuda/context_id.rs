@@ -1,8 +1,8 @@
 //! A number for each context, which is never used again.
 //!
-//! The driver reuses handles: a primary context that is released and retained again has the same
-//! handle for new state. So all [`CudaDriver`](super::CudaDriver)s of a context share a number while
-//! one of them keeps the context alive, and later ones get another number.
+//! The driver reuses handles. A primary context that is released and retained again has the same handle
+//! for new state. So all [`CudaDriver`](super::CudaDriver)s of a context share a number while one of
+//! them keeps the context alive, and later ones get another number.
 
 use super::library::Handle;
 use crate::sync::trusted::{Mutex, unique};

@@ -1,5 +1,5 @@
-//! cudarc's errors and launches as ours. What else has cudarc's types in its signature is `interop` of
-//! `aquifer-core`: these two are here, where their types are.
+//! Conversions of cudarc's errors and launches to ours. Other functions with cudarc's types in their signatures are in
+//! `interop` of `aquifer-core`. These two are here, where their types are.
 
 use crate::error::{DriverError, Error};
 use crate::kernel::LaunchConfig;

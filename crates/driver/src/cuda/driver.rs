@@ -14,12 +14,12 @@ use crate::{DeviceProperties, DriverResult, ErrorContext, NewStream, RawStream, 
 use cudarc::driver::CudaContext;
 use std::{fmt, mem};
 
-/// Another context that this one was to reach.
+/// Another context that this one was told to reach.
 #[derive(Debug)]
 pub(super) struct KnownPeer {
     pub(super) number: u64,
     pub(super) answer: DriverResult<()>,
-    /// Not for copies alone.
+    /// Whether kernels reach it, and not copies alone.
     pub(super) by_kernels: bool,
 }
 
@@ -27,8 +27,8 @@ pub(super) struct KnownPeer {
 pub struct CudaDriver {
     pub(super) library: &'static Library,
     pub(super) handle: Handle,
-    /// Before `retained`, so that it is dropped first: the table of ids must not have it any more when
-    /// the driver may reuse the handle.
+    /// It stands before `retained`, so that it is dropped first. The table of ids must not have it any more when the
+    /// driver may reuse the handle.
     pub(super) context_id: Arc<ContextId>,
     retained: RetainedContext,
     pub(super) properties: DeviceProperties,
@@ -95,14 +95,16 @@ impl CudaDriver {
         Current::new(self.library, self.handle)
     }
 
-    /// As [`current`](Self::current), for calls that a capture on another thread would refuse.
+    /// The guard of [`current`](Self::current), for calls that a capture on another thread would
+    /// refuse.
     pub(super) fn relaxed(&self) -> DriverResult<Relaxed<Current<'static>>> {
         self.current().map(Relaxed::new)
     }
 
-    /// Makes a call on a stream. A handle names its context, but for 0, 1 and 2, which name a stream of the
-    /// current one; so other streams spare the questions to the driver. Tried on an H100, driver 580; a driver
-    /// that wants a context current all the same says so, has done nothing, and is asked again with it.
+    /// Makes a call on a stream. A handle names its context, but for 0, 1 and 2, which name a stream of the current
+    /// one. So other streams spare the questions to the driver. This was tried on an H100 with driver 580. A driver
+    /// that wants a context current all the same says so and has done nothing, and is asked again with the context
+    /// current.
     #[inline]
     pub(super) fn on_stream<R>(
         &self,
@@ -113,7 +115,8 @@ impl CudaDriver {
         self.by_handle(stream.0 > LAST_DEFAULT, call)
     }
 
-    /// As [`on_stream`](Self::on_stream), by a handle that names its context or not.
+    /// Makes a call as [`on_stream`](Self::on_stream) does, with a handle that names its context or
+    /// not.
     #[inline]
     pub(super) fn by_handle<R>(
         &self,

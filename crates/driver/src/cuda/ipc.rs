@@ -11,7 +11,7 @@ use crate::{
 #[cfg(unix)]
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The attributes of a pointer that tell how its memory was allocated: `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`,
+/// The attributes of a pointer that tell how its memory was allocated. They are `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`,
 /// `_IS_MANAGED`, `_IS_LEGACY_CUDA_IPC_CAPABLE` and `_MEMPOOL_HANDLE`.
 const ATTRIBUTES: [u32; 4] = [2, 8, 10, 17];
 

@@ -1,4 +1,4 @@
-//! Kernels on a GPU: the table of loaded functions, and launches.
+//! Kernels on a GPU, with the table of loaded functions and launches.
 
 use super::context::Relaxed;
 use super::library::{Handle, Library};
@@ -88,14 +88,15 @@ fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
     }
 }
 
-/// More parameters than this are rare; they cost an allocation.
+/// The number of parameters that stand on the stack. More are rare, and cost an allocation.
 const ON_STACK: usize = 16;
 
 /// Enqueues a launch on a stream. The context is current.
 ///
 /// # Safety
 ///
-/// As [`WorkCalls::launch`](crate::WorkCalls::launch); `function` is of this context.
+/// The contract is that of [`WorkCalls::launch`](crate::WorkCalls::launch), and `function` is of this
+/// context.
 pub(super) unsafe fn enqueue(
     library: &Library,
     function: Handle,

@@ -9,8 +9,8 @@ use crate::sync::OnceLock;
 use crate::{DriverResult, HandleSpec, IpcBytes, PoolSpec};
 use std::ffi::{c_char, c_void};
 
-/// A context, stream, event, pool, module or function of the driver: a pointer that the driver alone
-/// dereferences.
+/// A context, stream, event, pool, module or function of the driver. It is a pointer that the driver
+/// alone dereferences.
 pub(super) type Handle = u64;
 
 // `Handle` stands for pointers and `CUdeviceptr` in the C interface. There is no driver for 32-bit
@@ -23,7 +23,7 @@ pub(super) const POSIX_FILE_DESCRIPTOR: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const DEVICE: u32 = 1;
 
-/// `CUmemPoolProps`. It has 88 bytes in every version: later fields took reserved bytes.
+/// `CUmemPoolProps`. It has 88 bytes in every version, since later fields took reserved bytes.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct PoolProps {
@@ -116,7 +116,7 @@ pub(super) fn out_param<T: Default>(
     Ok(value)
 }
 
-/// Declares the table of functions: `method = symbol(argument: type, ...);`.
+/// Declares the table of functions, each as `method = symbol(argument: type, ...);`.
 macro_rules! driver_functions {
     ($($method:ident = $symbol:ident($($argument:ident: $kind:ty),*);)*) => {
         /// The driver library, open for the rest of the process.
@@ -302,7 +302,7 @@ driver_functions! {
 }
 
 impl Library {
-    /// The driver library, opened once; `None` if none is installed.
+    /// The driver library, which is opened once. `None` if none is installed.
     pub(super) fn get() -> Option<&'static Self> {
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
         LIBRARY.get_or_init(Self::find).as_ref()
@@ -332,8 +332,8 @@ fn get_lib_name_candidates(library: &str) -> Vec<String> {
     }
 }
 
-/// The names to try, in cudarc's order: both have to open the same library, since they share contexts
-/// and streams.
+/// The names to try, in cudarc's order. Both crates have to open the same library, since they share contexts and
+/// streams.
 pub(super) fn names() -> Vec<String> {
     ["cuda", "nvcuda"].into_iter().flat_map(candidates).collect()
 }

@@ -1,9 +1,11 @@
-//! GPUs: one [`CudaDriver`] for each context of cudarc.
+//! GPUs, with one [`CudaDriver`] for each context of cudarc.
 //!
-//! Contexts and streams are cudarc's own, so that they can be shared with the rest of a program. All
-//! other calls go to the driver library directly, for three reasons: cudarc's `CUresult` is a Rust
-//! enum, for which a code that its bindings do not know is undefined behaviour; its bindings panic on
-//! a missing symbol; and they cannot tell that a library is too old before it is used.
+//! Contexts and streams are cudarc's own, so that they can be shared with the rest of a program. All other calls go to
+//! the driver library directly, for three reasons.
+//!
+//! - cudarc's `CUresult` is a Rust enum, for which a code that its bindings do not know is undefined behaviour.
+//! - Its bindings panic on a missing symbol.
+//! - They cannot tell that a library is too old before it is used.
 
 mod calls;
 mod context;

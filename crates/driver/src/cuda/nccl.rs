@@ -1,8 +1,8 @@
 //! NCCL, where it is installed, and the [`CollectiveCalls`] of a GPU.
 //!
-//! As the [driver](super::library), it is called through a table of its own: cudarc's bindings panic where
-//! the library or a function of it is missing, take its results for a Rust enum, and its `Comm` gives its handle to
-//! nobody, without which nothing can be registered or asked for errors.
+//! NCCL is called through a table of its own, like the [driver](super::library). cudarc's bindings panic where the
+//! library or a function of it is missing, and take its results for a Rust enum. Their `Comm` gives its handle to
+//! nobody, and without the handle nothing can be registered or asked for errors.
 
 use super::context::{Restore, current};
 use super::driver::CudaDriver;
@@ -19,7 +19,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-/// A communicator of NCCL: a pointer that it alone dereferences.
+/// A communicator of NCCL, which is a pointer that NCCL alone dereferences.
 type Handle = *mut c_void;
 
 /// A stream, as NCCL takes it.
@@ -30,16 +30,16 @@ type StreamHandle = *mut c_void;
 #[derive(Clone, Copy)]
 struct NcclUniqueId(UniqueId);
 
-/// `ncclInt8`, for what is only moved.
+/// `ncclInt8`, for elements that are only moved.
 const BYTES: c_int = 0;
 
-/// Declares the table of functions: `method = symbol(argument: type, ...);`.
+/// Declares the table of functions, each as `method = symbol(argument: type, ...);`.
 macro_rules! nccl_functions {
     ($($method:ident = $symbol:ident($($argument:ident: $kind:ty),*);)*) => {
         /// The library, open for the rest of the process.
         struct Nccl {
             $($method: Option<unsafe extern "C" fn($($kind),*) -> u32>,)*
-            /// Its text of the last error of a communicator or of the thread.
+            /// NCCL's text of the last error of a communicator or of the thread.
             last_error: Option<unsafe extern "C" fn(Handle) -> *const c_char>,
             /// Keeps the functions' addresses valid.
             _handle: libloading::Library,
@@ -154,7 +154,7 @@ impl Nccl {
         CollectiveError::Failed { call, code, text: text.unwrap_or_default() }
     }
 
-    /// Runs calls as a group, which is ended whatever they give.
+    /// Runs calls as a group. The group is ended, whatever they return.
     fn group(&self, calls: impl FnOnce() -> CollectiveResult<()>) -> CollectiveResult<()> {
         // SAFETY: ended below, on this thread.
         unsafe { self.group_start() }?;
@@ -215,13 +215,14 @@ impl Nccl {
 }
 
 thread_local! {
-    /// The thread was seen with a context of its program current.
+    /// Whether the thread was seen with a context of its program current.
     static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
 impl CudaDriver {
-    /// Whether the thread has some context current, which NCCL makes current again after each call; where it has none, that
-    /// of device 0 would stay. Asked until it has: a program that takes its last one away gets that of device 0.
+    /// Whether the thread has some context current, which NCCL makes current again after each call. Without one, the
+    /// context of device 0 would stay current. The thread is asked until it has one. If its program takes the last one
+    /// away, the thread gets that of device 0.
     #[inline]
     fn thread_has_context(&self) -> CollectiveResult<bool> {
         if !HAS_CONTEXT.get() {
@@ -230,8 +231,8 @@ impl CudaDriver {
         Ok(HAS_CONTEXT.get())
     }
 
-    /// Calls NCCL with this context current, and where a capture on another thread would refuse the call. NCCL makes
-    /// other contexts current and does not always restore: the former one is current again afterwards.
+    /// Calls NCCL with this context current, also where a capture on another thread would refuse the call. NCCL makes
+    /// other contexts current and does not always restore, so the former one is made current again afterwards.
     fn nccl<R>(&self, call: impl FnOnce(&Nccl) -> CollectiveResult<R>) -> CollectiveResult<R> {
         let nccl = Nccl::get()?;
         let _restore = Restore::new(self.library)?;

@@ -1,7 +1,7 @@
 //! NVRTC, the compiler of CUDA C++, where it is installed.
 //!
-//! As the [driver](super::library), it is called through a table of its own: cudarc's bindings panic where
-//! the library or a function of it is missing, and take its result for a Rust enum.
+//! NVRTC is called through a table of its own, like the [driver](super::library). cudarc's bindings panic where the
+//! library or a function of it is missing, and take its result for a Rust enum.
 
 use super::library::candidates;
 use crate::sync::OnceLock;
@@ -15,7 +15,7 @@ pub enum NvrtcError {
     NoLibrary,
     /// The library has no such function.
     MissingSymbol(&'static str),
-    /// A call failed; the compiler's own text, if it wrote one.
+    /// A call failed. `log` is the compiler's own text, if it wrote one.
     Failed { call: &'static str, code: c_int, log: String },
 }
 
@@ -46,10 +46,10 @@ fn name_of(code: c_int) -> &'static str {
     }
 }
 
-/// A program of the compiler: a pointer that it alone dereferences.
+/// A program of the compiler, which is a pointer that the compiler alone dereferences.
 type Handle = *mut c_void;
 
-/// Declares the table of functions: `method = symbol(argument: type, ...);`.
+/// Declares the table of functions, each as `method = symbol(argument: type, ...);`.
 macro_rules! nvrtc_functions {
     ($($method:ident = $symbol:ident($($argument:ident: $kind:ty),*);)*) => {
         /// The library, open for the rest of the process.
@@ -121,7 +121,7 @@ impl Nvrtc {
         })
     }
 
-    /// The text of a program of which the library tells the size, a zero at its end included.
+    /// The text of a program. The library tells its size, with a zero at its end included.
     fn text(
         &self,
         size: impl FnOnce(*mut usize) -> Result<(), NvrtcError>,
@@ -136,8 +136,8 @@ impl Nvrtc {
     }
 }
 
-/// The compute capabilities that the compiler knows, as 90 for 9.0, the lowest first. None where it does
-/// not tell.
+/// The compute capabilities that the compiler knows, as 90 for 9.0, the lowest first. The list is empty if the compiler
+/// does not tell.
 pub fn supported_archs() -> Result<Vec<u32>, NvrtcError> {
     let nvrtc = Nvrtc::get()?;
     let mut count = 0;
@@ -163,7 +163,7 @@ impl Drop for Program {
     }
 }
 
-/// Compiles a source to PTX. `name` is its file's in the compiler's texts.
+/// Compiles a source to PTX. The compiler's texts call its file `name`.
 pub fn compile(source: &CStr, name: &CStr, options: &[CString]) -> Result<String, NvrtcError> {
     let nvrtc = Nvrtc::get()?;
     let mut handle = ptr::null_mut();

@@ -1,8 +1,8 @@
-//! Opening the driver: the checks that come before any call of cudarc.
+//! The opening of the driver, and the checks that come before any call of cudarc.
 //!
-//! cudarc panics on a missing library or symbol, and its result type is an enum, for which a code that
-//! its bindings do not know is undefined behaviour. So the crate looks for the symbols, initialises the
-//! driver and counts the devices itself; these are the calls for which a new driver may have new codes.
+//! cudarc panics on a missing library or symbol, and its result type is an enum, for which a code that its bindings do
+//! not know is undefined behaviour. So the crate looks for the symbols, initialises the driver and counts the devices
+//! itself. These are the calls for which a new driver may have new codes.
 
 use super::context::Restore;
 use super::library::{Library, out_param};

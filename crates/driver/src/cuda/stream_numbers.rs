@@ -1,8 +1,9 @@
 //! Whether a context has streams that others made, by the driver's numbers of streams.
 //!
-//! The driver counts the streams of a process as they are made, and a thread's own default stream when it is first used
-//! (seen on an H100, driver 580: 13, 14, 15, ...). So while each number since the context was opened is that of a stream
-//! made here, nobody else has made one. A driver that leaves numbers out looks like one with others' streams.
+//! The driver counts the streams of a process as they are made, and a thread's own default stream when it is first
+//! used. An H100 with driver 580 gave 13, 14, 15 and so on. So while each number since the context was opened is that
+//! of a stream made here, nobody else has made one. A driver that leaves numbers out looks like one with others'
+//! streams.
 
 use crate::sync::trusted::Mutex;
 use std::collections::BTreeSet;
@@ -10,7 +11,7 @@ use std::collections::BTreeSet;
 /// Numbers past a gap that are remembered. With more, the gap is there for good.
 const MAX_AHEAD: usize = 256;
 
-/// The numbers of the streams that were made here. Without a first one nothing is known.
+/// The numbers of the streams that were made here. Without a first one the rest is unknown.
 #[derive(Debug, Default)]
 pub(super) struct StreamNumbers(Mutex<Option<Known>>);
 
@@ -23,12 +24,12 @@ struct Known {
 }
 
 impl StreamNumbers {
-    /// Nobody but the crate has used the context when its stream `first` was made.
+    /// Begins with the stream `first`. Only the crate has used the context when that was made.
     pub(super) fn begin(&self, first: u64) {
         *self.0.lock() = Some(Known { upto: first, ahead: BTreeSet::new() });
     }
 
-    /// A stream was made here, of this number; `None` if the driver does not say.
+    /// Notes a stream that was made here, by its number. `None` if the driver does not say.
     pub(super) fn note(&self, number: Option<u64>) {
         let mut numbers = self.0.lock();
         let Some(known) = &mut *numbers else { return };
@@ -41,8 +42,8 @@ impl StreamNumbers {
         }
     }
 
-    /// Whether each stream up to the newest that was noted was made here. A thread that has made one and has not
-    /// noted it yet makes it `false` for that time.
+    /// Whether each stream up to the newest that was noted was made here. A thread that has made one and has not noted
+    /// it yet makes the answer `false` for that time.
     pub(super) fn are_all_known(&self) -> bool {
         self.0.lock().as_ref().is_some_and(|known| known.ahead.is_empty())
     }

@@ -1,5 +1,5 @@
-//! The driver against libraries that stand in for CUDA's: the calls it makes, with which context
-//! current, and the errors of failed calls.
+//! Tests of the driver against libraries that stand in for CUDA's. They check the calls that it makes,
+//! with which context current, and the errors of failed calls.
 
 mod child;
 mod forked;

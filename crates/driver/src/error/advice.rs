@@ -12,17 +12,17 @@ const SHUT_DOWN: &str =
     "the driver is shut down, as at the end of a process: drop what uses the device before that";
 const WRONG_IMAGE: &str = "the kernel's text does not fit this GPU or its driver: compile it for the GPU's compute \
                            capability or a lower one, with a toolkit no newer than the driver";
-/// What a kernel is made of.
+/// The images that a kernel is made of.
 const IMAGES: &str = "Kernel::new takes a PTX text, as `nvcc --ptx` makes it, Kernel::from_cubin a whole cubin, as \
                       `nvcc --cubin` does, and Kernel::compile_cuda (feature nvrtc) CUDA C++";
-/// Of any use of this crate in the child of a fork.
+/// Advice for any use of this crate in the child of a fork.
 pub const FORKED_ADVICE: &str = "start the child with exec, or open devices in the child alone";
-/// Of a split past the end.
+/// Advice for a split past the end.
 pub const SPLIT_ADVICE: &str = "split at the length at most";
 const IN_CAPTURE: &str =
     "do it before the capture or after it; Stream::capture keeps other calls out of a capture";
 
-/// Advice for `driver`, a clause without a full stop; empty where there is none.
+/// Advice for `driver`, a clause without a full stop. It is empty where there is none.
 pub(super) fn advice(driver: &DriverError) -> &'static str {
     use DriverError as D;
 

@@ -5,20 +5,21 @@ use crate::sync::Arc;
 use std::error::Error as StdError;
 use std::fmt;
 
-/// A failed driver call: its name, the number it returned, and for the simulated device the report
-/// behind it.
+/// A failed driver call. It has a name and the number that it returned. On the simulated device it may also have the
+/// report behind it.
 #[derive(Clone)]
 pub struct DriverError {
     call: &'static str,
     code: u32,
     detail: Option<Arc<dyn StdError + Send + Sync>>,
-    /// The call failed for `detail`, which is not the call's own: the code says the kind.
+    /// The call failed for `detail`, which is an earlier failure and not the call's own. The code says
+    /// the kind.
     is_cause: bool,
-    /// The driver's own text: a compiler's log.
+    /// The driver's own text, such as a compiler's log.
     log: Option<Arc<str>>,
 }
 
-/// Declares the driver's codes: a constant of [`DriverError`] for each, and [`known`].
+/// Declares the driver's codes, with a constant of [`DriverError`] for each, and [`known`].
 macro_rules! driver_codes {
     ($($name:ident = $code:literal: $kind:ident;)*) => {
         #[allow(dead_code, reason = "the crate asks for some of the codes that it can name")]
@@ -99,15 +100,16 @@ driver_codes! {
 }
 
 impl DriverError {
-    /// This crate's, above every number of the driver: the library has no such function.
+    /// This crate's own code for a function that the library lacks. It is above every number of the
+    /// driver.
     #[doc(hidden)]
     pub const MISSING_SYMBOL: u32 = 1_000_001;
-    /// This crate's: the process is a fork of the one that opened the driver.
+    /// This crate's own code for a process that is a fork of the one that opened the driver.
     #[doc(hidden)]
     pub const FORKED: u32 = 1_000_002;
 
-    /// Whether the driver refuses a pool, or memory of one, since that was not made to be shared: by the code for a wrong
-    /// argument.
+    /// Whether the driver refuses a pool, or memory of one, since that was not made to be shared. The code is that of a
+    /// wrong argument or of what is not supported.
     #[doc(hidden)]
     pub fn is_not_shareable(&self) -> bool {
         matches!(self.code, Self::INVALID_VALUE | Self::NOT_SUPPORTED)
@@ -127,7 +129,7 @@ impl DriverError {
         Self { detail: Some(detail), ..Self::new(call, code) }
     }
 
-    /// A call that failed for what happened before it: its source. The code says the kind.
+    /// A call that failed for what happened before it, which is its source. The code says the kind.
     #[doc(hidden)]
     pub fn with_cause(
         call: &'static str,
@@ -148,19 +150,19 @@ impl DriverError {
         self.log.as_deref()
     }
 
-    /// The driver function that failed, by its name in CUDA's manual: `cuMemAlloc`, not the library's
+    /// The driver function that failed, by its name in CUDA's manual. That is `cuMemAlloc`, and not the library's
     /// symbol `cuMemAlloc_v2`. The simulated device names itself where a GPU makes no call of one name.
     pub fn call(&self) -> &'static str {
         self.call
     }
 
-    /// The `CUresult` that it returned.
+    /// The `CUresult` that the call returned.
     pub fn code(&self) -> u32 {
         self.code
     }
 
-    /// The name of [`code`](Self::code) in `cuda.h`, or a text that says that there is none here. A
-    /// table of this crate: asking the driver for the name would need a driver.
+    /// The name of [`code`](Self::code) in `cuda.h`, or a text that says that there is none here. It is
+    /// from a table of this crate, since asking the driver for the name would need a driver.
     pub fn name(&self) -> &'static str {
         match self.code {
             Self::MISSING_SYMBOL => "the driver has no such function",
@@ -196,7 +198,7 @@ impl DriverError {
     }
 }
 
-/// As [`Display`](fmt::Display); the parts by name with `{:#?}`.
+/// The text of [`Display`](fmt::Display). `{:#?}` shows the parts by name.
 impl fmt::Debug for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {

@@ -6,14 +6,14 @@
 pub enum ErrorKind {
     /// No CUDA driver is installed, or the crate was built without the `cuda` feature.
     NoDriver,
-    /// A driver is there, the device that was asked for is not.
+    /// A driver is there, but the device that was asked for is not.
     NoDevice,
-    /// The driver is too old: it lacks a function that this call needs.
+    /// The driver is too old and lacks a function that this call needs.
     MissingSymbol,
     /// The device, the host or a configured limit has no room for the request.
     OutOfMemory,
-    /// An argument can never be right: an alignment that is no power of two, a size that overflows. Or it is not
-    /// right now: a part whose other parts are missing, a second log for the process.
+    /// An argument can never be right, such as an alignment that is no power of two or a size that overflows. Or it is
+    /// not right now, such as a part whose other parts are missing or a second log for the process.
     InvalidArgument,
     /// An index or a range lies outside a vector, or a stack of counters has no more.
     OutOfBounds,
@@ -23,28 +23,28 @@ pub enum ErrorKind {
     WrongDevice,
     /// The device or the backend cannot do this.
     Unsupported,
-    /// The stream is in capture, where this call would invalidate the graph; or the capture was
+    /// The stream is in capture, where this call would invalidate the graph. Or the capture was
     /// invalidated before, and there is no graph.
     Capture,
-    /// The context or the driver is gone or broken; everything on this device fails from here on. Where
-    /// a kernel's fault broke a simulated device, its [`Report`](crate::sim::Report) is the source.
+    /// The context or the driver is gone or broken, and everything on this device fails from here on. Where a kernel's
+    /// fault broke a simulated device, its [`Report`](crate::sim::Report) is the source.
     ContextLost,
-    /// The process was forked after a device was opened; the child cannot use it.
+    /// The process was forked after a device was opened, and the child cannot use it.
     Forked,
-    /// The simulated device found a [`Violation`](crate::sim::Violation): an access that no stream order allows, a
-    /// read of what was never written, a fault of a kernel or another. The source is the
+    /// The simulated device found a [`Violation`](crate::sim::Violation). It may be an access that no stream order
+    /// allows, a read of what was never written, a fault of a kernel or another. The source is the
     /// [`Report`](crate::sim::Report).
     Simulation,
     /// A resource that serves one call at a time was called from inside of its own call.
     Reentered,
     /// An environment variable holds a value that means nothing.
     Environment,
-    /// A file, or another place that a log goes to, could not be written; or a socket brought no pool of another
+    /// A file, or another place that a log goes to, could not be written. Or a socket brought no pool of another
     /// process, or took none.
     Io,
-    /// A communicator is of no use any more: another rank failed, left or did not answer in time, or this one was
-    /// aborted. What its collectives were to write may be written in part; all else of the device goes on.
+    /// A communicator is of no use any more, since another rank failed, left or did not answer in time, or this one was
+    /// aborted. The results of its collectives may be written in part. All else of the device goes on.
     CommunicatorLost,
-    /// Any other failure of a driver call; [`Error::driver`](crate::Error::driver) has its number.
+    /// Any other failure of a driver call. [`Error::driver`](crate::Error::driver) has its number.
     Driver,
 }

@@ -1,5 +1,4 @@
-//! The reader of PTX texts: what it reads of real ones, and that no text makes it fail otherwise than by
-//! an error.
+//! Tests of what the reader of PTX texts reads of real ones, and that no text makes it fail otherwise than by an error.
 
 use super::*;
 use proptest::prelude::*;
@@ -86,7 +85,7 @@ fn every_way_to_declare_a_parameter_is_read() {
     }
 }
 
-/// No false refusal: what is not understood is not compared.
+/// The reader refuses nothing falsely, since it does not compare what it does not understand.
 #[test]
 fn a_parameter_that_is_not_known_leaves_the_entry_uncompared() {
     for declared in [

@@ -3,7 +3,7 @@
 /// A word of a PTX text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token<'t> {
-    /// `.entry`, `.u64`: without its dot. Of `ld.param.u64` there are two.
+    /// A directive such as `.entry` or `.u64`, without its dot. `ld.param.u64` has two.
     Directive(&'t str),
     /// A name, or an instruction.
     Word(&'t str),
@@ -68,8 +68,8 @@ impl<'t> Tokens<'t> {
         self.text.get(self.at..).unwrap_or_default()
     }
 
-    /// Passes a text in quotes. It ends with its line at the latest: what a quote that is not closed
-    /// costs is one line.
+    /// Passes a text in quotes. The text ends with its line at the latest, so a quote that is not
+    /// closed costs one line.
     fn skip_quoted(&mut self) {
         self.at += 1;
         while let Some(byte) = self.byte(0).filter(|byte| *byte != b'\n') {

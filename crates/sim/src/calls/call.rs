@@ -1,4 +1,4 @@
-//! One driver call: the locked state, the device, and the checks of the handles that it names.
+//! One driver call, with the locked state, the device, and the checks of the handles that it names.
 
 use crate::check::{OpName, ReportedMemory, Violation};
 use crate::run::discard_queues;
@@ -9,7 +9,7 @@ use aquifer_sync::thread_id;
 
 /// One driver call on a simulated device. It holds the lock of the state.
 pub(crate) struct Call<'a> {
-    /// Before `_reports`, so that the lock is released first.
+    /// It stands before `_reports`, so that the lock is released first.
     pub(super) state: StateGuard,
     /// The context of the device that is called.
     pub(super) context: &'a SimContext,
@@ -27,14 +27,13 @@ impl Drop for EmitReports<'_> {
     }
 }
 
-/// Whether an error that a test asked for has a number of NCCL's, which says nothing of a context.
+/// Whether an injected error has a number of NCCL's, which says nothing of a context.
 pub(super) fn is_of_nccl(injected: &DriverError) -> bool {
     const LAST_RESULT: u32 = 7;
     injected.code() <= LAST_RESULT && injected.call().starts_with("nccl")
 }
 
-/// Loses the context if an error that a test asked for says that it is lost: on a GPU no call works after such
-/// a code.
+/// Loses the context if an injected error says that it is lost. On a GPU no call works after such a code.
 pub(super) fn lose_if_said(state: &mut SimState, context: &SimContext, injected: &DriverError) {
     if injected.kind() == ErrorKind::ContextLost && !is_of_nccl(injected) {
         context.lose(injected.code());
@@ -43,7 +42,7 @@ pub(super) fn lose_if_said(state: &mut SimState, context: &SimContext, injected:
 }
 
 impl<'a> Call<'a> {
-    /// Begins a call of the driver: counted, and refused if a failure was injected.
+    /// Begins a call of the driver. It is counted, and refused if a failure was injected.
     pub(crate) fn begin(context: &'a SimContext, name: &'static str) -> DriverResult<Self> {
         // Before any lock: the child of a fork has inherited them as they were.
         call_not_forked(name)?;
@@ -55,7 +54,8 @@ impl<'a> Call<'a> {
         Self::lock(reports, name).checked()
     }
 
-    /// As [`begin`](Self::begin), for what is no call of the driver.
+    /// Begins a call that is not the driver's. It is checked as by [`begin`](Self::begin), but not
+    /// counted.
     pub(super) fn uncounted(context: &'a SimContext, name: &'static str) -> DriverResult<Self> {
         call_not_forked(name)?;
         Self::unchecked(context, name).checked()

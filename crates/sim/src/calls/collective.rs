@@ -36,7 +36,7 @@ fn call_of(work: &CollectiveWork) -> &'static str {
     }
 }
 
-/// What a rank brings to an exchange and takes from it: addresses and bytes, where it does.
+/// The memory that a rank brings to an exchange and takes from it, if it does, by addresses and bytes.
 struct Sides {
     brings: Option<(DeviceAddress, usize)>,
     takes: Option<(DeviceAddress, usize)>,
@@ -78,7 +78,7 @@ struct Share {
     takes: Option<(DeviceAddress, usize)>,
 }
 
-/// A failure that a test asked for is a number of NCCL's; all else is the device's.
+/// Gives an injected number of NCCL's as an error of NCCL. Any other error is the device's.
 fn of_nccl(error: DriverError) -> CollectiveError {
     let (call, code) = (error.call(), error.code());
     if error.source().is_none() && is_of_nccl(&error) {
@@ -87,10 +87,10 @@ fn of_nccl(error: DriverError) -> CollectiveError {
     CollectiveError::Driver(error)
 }
 
-/// Ranks that one process may have: more are a mistake.
+/// The most ranks that one process may have. More are a mistake.
 const MOST_RANKS: usize = 1 << 16;
 
-/// As NCCL says it of an argument.
+/// NCCL's error for an invalid argument.
 fn invalid(call: &'static str, text: String) -> CollectiveError {
     const INVALID_ARGUMENT: u32 = 4;
     CollectiveError::Failed { call, code: INVALID_ARGUMENT, text }
@@ -221,8 +221,8 @@ impl CollectiveCalls for SimDriver {
         Ok(handle)
     }
 
-    /// Collectives that were given since it was registered and that the host has not seen complete may still use the
-    /// range, which is reported.
+    /// Reports collectives that may still use the range. They were given since it was registered, and the host has not
+    /// seen them complete.
     unsafe fn communicator_deregister(
         &self,
         communicator: RawCommunicator,
@@ -264,8 +264,8 @@ impl CollectiveCalls for SimDriver {
 }
 
 impl Call<'_> {
-    /// Enqueues what the ranks bring, then the waits of all, then what they take: so works of one group do not wait
-    /// for each other.
+    /// Enqueues the parts that the ranks bring, then the waits of all, then the parts that they take. So works of one
+    /// group do not wait for each other.
     fn enqueue_group(&mut self, works: &[RawCollective]) -> CollectiveResult<()> {
         let mut shares = Vec::with_capacity(works.len());
         for work in works {
@@ -345,7 +345,7 @@ impl Call<'_> {
     }
 }
 
-/// What a rank asked for, in words.
+/// The work that a rank asked for, in words.
 struct Shown<'a>(&'a Agreed);
 
 impl fmt::Display for Shown<'_> {

@@ -21,7 +21,7 @@ pub(super) struct OpRequest<'a> {
     pub(super) watched: Option<usize>,
     pub(super) work: OpWork,
     pub(super) host_side: Option<HostSide>,
-    /// The work in its place if it names freed memory.
+    /// The work that takes the place of `work` if it names freed memory.
     pub(super) refused: OpWork,
 }
 
@@ -31,7 +31,7 @@ impl<'a> OpRequest<'a> {
     }
 }
 
-/// Whether an operation is a copy within device memory. It is no read of values: what was never written is
+/// Whether an operation is a copy within device memory. Such a copy is no read of values, since unwritten bytes are
 /// unwritten in the target, too. The host reads other targets without a call, and no report would tell.
 fn carries_unwritten(work: &OpWork, touched: &[TouchedRange], ranges: &[OpRange]) -> bool {
     let is_device = |it: &TouchedRange| matches!(it.space, AddressSpace::Device(_));
@@ -42,8 +42,8 @@ fn carries_unwritten(work: &OpWork, touched: &[TouchedRange], ranges: &[OpRange]
 }
 
 impl Call<'_> {
-    /// Puts an operation in its stream's queue, or records it for the graph that the stream captures.
-    /// The report of an operation that will not run, since it names freed memory.
+    /// Puts an operation in its stream's queue, or records it for the graph that the stream captures. Returns the
+    /// report of an operation that will not run, since it names freed memory.
     pub(super) fn submit(
         &mut self,
         id: u64,
@@ -58,8 +58,8 @@ impl Call<'_> {
         Ok(None)
     }
 
-    /// Checks an operation and puts it in its stream's queue. The report if it names freed memory.
-    /// `context` is that of the stream's device.
+    /// Checks an operation and puts it in its stream's queue. Returns the report if it names freed
+    /// memory. `context` is that of the stream's device.
     pub(super) fn enqueue(
         &mut self,
         context: &SimContext,
@@ -105,8 +105,8 @@ impl Call<'_> {
         Watchpoint { backing, id, range: (touched.address, touched.bytes) }
     }
 
-    /// Checks the accesses of one operation against all former ones. `carries`: it is a copy that carries bytes
-    /// which were never written from the first range to the second.
+    /// Checks the accesses of one operation against all former ones. `carries` says that it is a copy that carries
+    /// unwritten bytes from the first range to the second.
     fn check(
         &mut self,
         context: &SimContext,
@@ -166,7 +166,7 @@ impl Call<'_> {
         self.state.blocks.reported(address, bytes)
     }
 
-    /// Reports a range that is not memory of the device as a whole. The error that the call returns.
+    /// Reports a range that is not memory of the device as a whole. Returns the error of the call.
     pub(super) fn report_unmapped(
         &self,
         context: &SimContext,

@@ -1,4 +1,4 @@
-//! Captures, and graphs: captured operations that run at every launch.
+//! Captures, and graphs, whose captured operations run at every launch.
 //!
 //! A launch enqueues all of them anew. Operations captured on the stream that began the capture go to
 //! the launching stream. Those captured on joined streams go to branches, streams of the graph's own,
@@ -201,7 +201,7 @@ impl Call<'_> {
         }
     }
 
-    /// The capture that a stream takes part in, if any; an error if it is invalidated.
+    /// The capture that a stream takes part in, if any. An invalidated one is an error.
     pub(super) fn active_capture(&self, stream: u64) -> DriverResult<Option<u64>> {
         if self.capture_status(stream) == CaptureStatus::Invalidated {
             return self.refuse(DriverError::STREAM_CAPTURE_INVALIDATED);
@@ -267,8 +267,8 @@ impl Call<'_> {
         self.refuse(if active { DriverError::CAPTURED_EVENT } else { DriverError::INVALID_VALUE })
     }
 
-    /// Destroys a stream. Its operations stay in its capture; a capture that began on it can no longer
-    /// end, and is invalidated.
+    /// Destroys a stream. Its operations stay in its capture. A capture that began on it can no longer end, and is
+    /// invalidated.
     pub(crate) fn destroy_stream(&mut self, stream: RawStream) -> DriverResult<()> {
         let id = self.stream(stream)?;
         if let Some(capture) = self.capture_of(id)

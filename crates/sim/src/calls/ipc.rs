@@ -1,5 +1,5 @@
-//! Sharing memory with other processes, as far as this process goes: handles that it alone can open. What is
-//! opened is a second address of the block, so that accesses by either are checked against each other.
+//! Sharing memory with other processes, as far as this process goes. It alone can open its handles. Opened memory is a
+//! second address of the block, so that accesses by either are checked against each other.
 
 use super::call::Call;
 use crate::check::OpName;
@@ -18,20 +18,20 @@ use std::hash::{BuildHasher, Hasher};
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 
-/// A number that no other process has: process ids are used again.
+/// A number that no other process has. It is not the process id, since those are used again.
 fn process_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| RandomState::new().build_hasher().finish())
 }
 
-/// What a handle says: what it is of, and where that is.
+/// The content of a handle, which is what it is of and where that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Exported {
     what: u64,
     device: u64,
-    /// The pool, 0 without one.
+    /// The pool, or 0 without one.
     pool: u64,
-    /// The block or the handle, 0 for the pool itself.
+    /// The block or the handle, or 0 for the pool itself.
     block: u64,
 }
 
@@ -63,7 +63,7 @@ impl Exported {
         is_ours.then_some(Self { what, device, pool, block })
     }
 
-    /// As [`from_bytes`](Self::from_bytes), from a file of [`Call::descriptor`].
+    /// Reads a file of [`Call::descriptor`], with [`from_bytes`](Self::from_bytes).
     #[cfg(unix)]
     fn read(descriptor: BorrowedFd<'_>, what: u64) -> Option<Self> {
         let mut bytes = [0; 64];
@@ -200,14 +200,14 @@ impl Call<'_> {
         self.descriptor(Exported { what: HANDLE, device, pool: 0, block })
     }
 
-    /// The handle of this device that a descriptor is of.
+    /// The handle of this device behind a descriptor.
     #[cfg(unix)]
     pub(super) fn handle_of(&self, descriptor: BorrowedFd<'_>) -> Option<RawHandle> {
         let found = Exported::read(descriptor, HANDLE);
         found.filter(|it| it.device == self.context.id).map(|it| RawHandle(it.block))
     }
 
-    /// A descriptor of a file without a name, in which it is written.
+    /// A descriptor of a file without a name, which has the bytes of the handle.
     #[cfg(target_os = "linux")]
     fn descriptor(&self, exported: Exported) -> DriverResult<OwnedFd> {
         use rustix::fs::{MemfdFlags, memfd_create};
@@ -225,7 +225,7 @@ impl Call<'_> {
         self.refuse(aquifer_driver::error::DriverError::NOT_SUPPORTED)
     }
 
-    /// Whether the pool was an imported one, which is no more.
+    /// Forgets an imported pool of this device. `false` if the pool is no such one.
     pub(super) fn forget_imported_pool(&mut self, pool: RawPool) -> bool {
         let own = self.context.id;
         let imported = &mut self.state.imported_pools;
@@ -233,7 +233,8 @@ impl Call<'_> {
         is_own && imported.remove(&pool.0).is_some()
     }
 
-    /// Gives a block of this device another address. Again, the same one: as the manual has it.
+    /// Gives a block of this device another address. A second opening gives the same one, as the manual
+    /// has it.
     fn open(&mut self, base: u64, kind: BlockKind, pool: u64) -> DriverResult<DeviceAddress> {
         let device = self.context.id;
         let found = self.state.blocks.get(base).filter(|it| (it.device, it.kind) == (device, kind));

@@ -1,8 +1,7 @@
-//! Launches of kernels: what a driver refuses of a text, an entry and a grid is refused here.
+//! Launches of kernels. A text, an entry and a grid that a driver refuses are refused here.
 //!
-//! The codes are those that a driver returned for the same texts and grids (580, H100). A driver cannot
-//! compare the arguments with the entry's parameters, and reads past the end of the list: here that is an
-//! error.
+//! The codes are those that a driver returned for the same texts and grids (580, H100). A driver cannot compare the
+//! arguments with the entry's parameters, and reads past the end of the list. Here that is an error.
 
 use super::call::Call;
 use super::enqueue::OpRequest;
@@ -23,12 +22,13 @@ const MOST_BLOCKS: (u32, u32, u32) = (i32::MAX as u32, 65_535, 65_535);
 const MOST_THREADS: (u32, u32, u32) = (1024, 1024, 64);
 const MOST_THREADS_IN_ALL: u64 = 1024;
 
-/// Shared memory of a block. More is an opt-in of the kernel, which the crate does not offer; a driver
-/// takes it where the static part alone is larger, up to what the GPU has.
+/// Shared memory of a block. More is an opt-in of the kernel, which the crate does not offer. A driver takes more if
+/// the static part alone is larger, up to what the GPU has.
 const MOST_SHARED: u64 = 48 << 10;
 const MOST_SHARED_BY_OPT_IN: u64 = 227 << 10;
 
-/// What loading a kernel gives: what its launches need, or the error of the call that refuses it.
+/// The result of loading a kernel, which is what its launches need, or the error of the call that
+/// refuses it.
 pub(super) type LoadedEntry = Arc<Result<PtxEntry, DriverError>>;
 
 /// The entry of a kernel. Its text is read once.
@@ -121,7 +121,7 @@ impl Call<'_> {
     }
 }
 
-/// The sizes of the arguments against those of the parameters.
+/// Says how the sizes of the arguments differ from those of the parameters.
 fn wrong_parameters(name: &str, entry: &PtxEntry, arguments: &[RawArg]) -> Option<String> {
     let parameters = entry.parameters.as_ref()?;
     let size = |argument: &RawArg| match *argument {
@@ -184,7 +184,7 @@ fn within((x, y, z): (u32, u32, u32), most: (u32, u32, u32)) -> bool {
     (1..=most.0).contains(&x) && (1..=most.1).contains(&y) && (1..=most.2).contains(&z)
 }
 
-/// Whether a written buffer overlaps another one: the host form would get two references to it.
+/// Says that a written buffer overlaps another one, since the host form would get two references to it.
 fn overlap(touched: &[TouchedRange], imports: &Imports) -> Option<String> {
     let overlaps = touched.iter().enumerate().any(|(index, one)| {
         touched.iter().take(index).any(|other| {

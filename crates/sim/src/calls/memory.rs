@@ -1,5 +1,5 @@
-//! Memory of the device, and memory of the host that it reaches: page-locked, registered, pageable and
-//! managed. Capacity, addresses, and the checks of a free.
+//! Memory of the device, and page-locked, registered, pageable and managed memory of the host that it reaches. Here are
+//! its capacity, its addresses, and the checks of a free.
 
 use super::call::Call;
 use crate::check::{AccessStamp, OpName, Violation};
@@ -17,13 +17,13 @@ use aquifer_driver::{
 use aquifer_sync::Arc;
 use std::ptr::NonNull;
 
-/// Device memory is aligned to this, as a GPU's is.
+/// The alignment of device memory, which is a GPU's.
 const ALIGNMENT: usize = 256;
-/// Page-locked host memory and managed memory are aligned to a page.
+/// The alignment of page-locked host memory and managed memory, which is a page.
 const PAGE: usize = 4096;
 /// The largest alignment of a Rust type.
 const MAX_ALIGNMENT: u64 = 1 << 29;
-/// Between two blocks, so that one byte past the end of one is not in the next.
+/// The gap between two blocks, so that one byte past the end of one is not in the next.
 const GAP: u64 = 256;
 
 impl MemoryCalls for SimDriver {
@@ -56,7 +56,7 @@ impl MemoryCalls for SimDriver {
         call.allocate(bytes, BlockKind::Managed)
     }
 
-    /// As [`advise`](Self::advise), at a place in the stream's order.
+    /// Takes advice as [`advise`](Self::advise) does, at a place in the stream's order.
     unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()> {
         let mut call = self.call("cuMemPrefetchAsync")?;
         let (id, name) = call.on_stream(stream)?;
@@ -66,7 +66,7 @@ impl MemoryCalls for SimDriver {
         Ok(())
     }
 
-    /// Takes advice about managed or pageable memory, and does nothing: it never migrates here.
+    /// Takes advice about managed or pageable memory, and does nothing, since that never migrates here.
     unsafe fn advise(&self, range: DeviceRange, _preferred: PreferredLocation) -> DriverResult<()> {
         self.call("cuMemAdvise")?.check_movable(range)
     }
@@ -134,7 +134,7 @@ impl MemoryCalls for SimDriver {
         call.free_now(address, |kind| matches!(kind, BlockKind::Registered(_))).map(|_| ())
     }
 
-    /// The address by which kernels reach a mapped host block: the pointer itself.
+    /// The address by which kernels reach a mapped host block, which is the pointer itself.
     fn host_device_address(&self, pointer: NonNull<u8>) -> DriverResult<DeviceAddress> {
         let call = self.call("cuMemHostGetDevicePointer")?;
         call.require(call.context.config.properties.map_host_memory)?;
@@ -165,8 +165,8 @@ impl Call<'_> {
         error.with_log("the host behind the simulated device has no room for it")
     }
 
-    /// Whether managed memory may lie at the host while the device uses it, as on Linux. Then it may be more than
-    /// the device has, and takes none of the capacity: a driver counts a page where it lies, and none migrates here.
+    /// Whether managed memory may lie at the host while the device uses it, as on Linux. Then it may be more than the
+    /// device has, and takes none of the capacity. A driver counts a page where it lies, and none migrates here.
     fn may_oversubscribe(&self, kind: BlockKind) -> bool {
         kind == BlockKind::Managed && self.context.config.properties.concurrent_managed_access
     }
@@ -213,7 +213,7 @@ impl Call<'_> {
         self.place_address(bytes, pointer.as_ptr() as u64, MAX_ALIGNMENT)
     }
 
-    /// As [`next_address`](Self::next_address), at a multiple of `alignment`.
+    /// The next free address that is a multiple of `alignment`. No address is used again.
     pub(super) fn next_aligned_address(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         self.place_address(bytes, 0, alignment)
     }
@@ -264,7 +264,7 @@ impl Call<'_> {
         Ok(address)
     }
 
-    /// Reports that no live block begins at `address`. The error that the call returns.
+    /// Reports that no live block begins at `address`. Returns the error of the call.
     fn report_not_live(&self, name: OpName, address: u64) -> DriverError {
         let by = self.state.blocks.freed_by(address);
         let kind = if by.is_some() { Violation::DoubleFree } else { Violation::UnmappedAddress };
@@ -272,8 +272,8 @@ impl Call<'_> {
         self.context.report_address(kind, name, by, memory, None)
     }
 
-    /// Checks the block to be freed: it must be this device's, of a kind that is freed so, and not open in
-    /// another place.
+    /// Checks the block to be freed. It must be this device's, of a kind that is freed so, and not open in another
+    /// place.
     pub(super) fn check_free(
         &self,
         name: OpName,
@@ -315,8 +315,9 @@ impl Call<'_> {
         }
     }
 
-    /// Frees at once a block of a kind that is freed so. Operations that the host has not seen
-    /// complete may still use it, which is reported. At the end of a default pool, what pools have seen counts.
+    /// Frees at once a block of a kind that is freed so. Operations that the host has not seen complete may still use
+    /// it, which is reported. At the end of a default pool, operations that
+    /// pools have seen complete do not count.
     pub(super) fn free_now(
         &mut self,
         address: u64,
@@ -349,7 +350,7 @@ impl Call<'_> {
         self.state.blocks.insert(address_of(pointer), block);
     }
 
-    /// Checks a range that may migrate: managed or pageable memory that the device reaches.
+    /// Checks a range that may migrate, which is managed or pageable memory that the device reaches.
     fn check_movable(&self, range: DeviceRange) -> DriverResult<()> {
         let DeviceRange { address, bytes } = range;
         let is_inside = self.state.blocks.around(address).is_some_and(|(start, block)| {

@@ -1,4 +1,4 @@
-//! What each driver call does to the state, under its lock.
+//! The effects of each driver call on the state, under its lock.
 
 mod call;
 mod collective;

@@ -25,7 +25,7 @@ impl PeerCalls for SimDriver {
         call.allow_peer(self, peer, |peer| PeerMemory::Device(peer.context.id))
     }
 
-    /// Nothing to do: a copy needs no access here.
+    /// Does nothing, since a copy needs no access here.
     fn enable_peer_copies(&self, _peer: &dyn Any) {}
 
     fn has_peer_access(&self, peer: &dyn Any) -> bool {

@@ -11,7 +11,7 @@ use aquifer_driver::{
 use aquifer_sync::trusted::unique;
 
 impl PoolCalls for SimDriver {
-    /// The simulated device has no pools of managed memory. Of shareable ones it has the handles, which are
+    /// Makes a pool, but none of managed memory, which the simulated device lacks. The handles of shareable pools are
     /// descriptors of Linux.
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {
         let mut call = self.call("cuMemPoolCreate")?;
@@ -68,8 +68,8 @@ impl PoolCalls for SimDriver {
         Ok(())
     }
 
-    /// Nothing to do on a pool of the device: it caches nothing, so a free returns its bytes when it
-    /// runs.
+    /// Does nothing on a pool of the device. The pool caches nothing, so a free returns its bytes when
+    /// it runs.
     fn pool_trim(&self, pool: RawPool, _keep: usize) -> DriverResult<()> {
         let mut call = self.call("cuMemPoolTrimTo")?;
         call.require_pools()?;

@@ -1,5 +1,5 @@
-//! The parts of a block that pools hand out and take back. Each is found by its address alone: memory that
-//! is in no block of the simulator's is not followed.
+//! The parts of a block that pools hand out and take back. Each is found by its address alone, so memory that is in no
+//! block of the simulator's is not followed.
 
 use super::call::Call;
 use crate::check::{AccessStamp, OpName, ReportedMemory, Violation};
@@ -10,21 +10,21 @@ use aquifer_driver::{
 };
 use std::collections::HashMap;
 
-/// The sides of a report that pools are, by the names of calls.
+/// The names of calls for the sides of a report that are a pool's.
 const ALLOCATION: &str = "an allocation from a pool";
 const FREE: &str = "a free to a pool";
 const GROWTH: &str = "growth in a pool";
 
 impl SimDriver {
-    /// Begins what is no call of the driver: neither counted nor refused. `None` in the child of a fork.
+    /// Begins a call that is not the driver's, and so neither counted nor refused. `None` in the child of a fork.
     fn region_call(&self, name: &'static str) -> Option<Call<'_>> {
         // Before any lock: the child has inherited them as they were.
         (!is_forked_child()).then(|| Call::unchecked(&self.context, name))
     }
 }
 
-/// Of memory that a pool hands out or gives back: uses that pools know to be complete. What comes next in the
-/// range is ordered after them.
+/// Forgets the complete uses of memory that a pool hands out or gives back, as far as pools know. The next uses of the
+/// range are ordered after them.
 fn forget_known_to_pools(
     block: &mut SimBlock,
     range: (u64, u64),
@@ -76,8 +76,8 @@ impl RegionCalls for SimDriver {
         block.vectors.remove(range);
     }
 
-    /// The region keeps what orders its uses, which may go on. What it gets comes after a write that nobody made, so that
-    /// a use which is in no order with the growth is found.
+    /// The region keeps what orders its uses, which may go on. Bytes that it gains come after a write that nobody made,
+    /// so that a use which is in no order with the growth is found.
     fn region_resize(&self, pool: u64, region: DeviceRange, bytes: usize, stream: RawStream) {
         let is_growth = bytes > region.bytes;
         let Some(mut call) = self.region_call(if is_growth { GROWTH } else { FREE }) else {
@@ -118,8 +118,8 @@ impl RegionCalls for SimDriver {
         }
     }
 
-    /// Nothing is in order before a free in a capture, which is recorded, nor are the launches that go on to
-    /// use memory that is kept for graphs. The free need not come after the allocation: by the contract of
+    /// A free in a capture is recorded, so no use has to be in order before it. Launches that go on to use memory that
+    /// is kept for graphs do not have to be either. The free need not come after the allocation. By the contract of
     /// resources it comes after the uses, and a block may have none.
     fn region_unregister(
         &self,

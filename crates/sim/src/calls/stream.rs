@@ -1,4 +1,4 @@
-//! Streams, events and synchronisation: what orders operations, and what the host sees complete.
+//! Streams, events and synchronisation, which order operations and show the host what is complete.
 
 use super::call::Call;
 use crate::check::{OpName, ReportedMemory, VectorClock, Violation};
@@ -207,7 +207,7 @@ impl StreamCalls for SimDriver {
 }
 
 impl SimDriver {
-    /// Whether the device has passed an event's last record; if so, `observe` is told what came before it.
+    /// Whether the device has passed an event's last record. If so, `observe` gets the clock of the record.
     pub(super) fn query(
         &self,
         event: RawEvent,
@@ -244,7 +244,7 @@ impl Call<'_> {
         Ok((event.record.clone(), event.captured))
     }
 
-    /// Checks an event that is to be recorded: it must be this device's.
+    /// Checks an event that is to be recorded, which must be this device's.
     fn check_recordable(&mut self, name: OpName, event: RawEvent) -> DriverResult<()> {
         if self.event(name, event)?.device == self.context.id {
             return Ok(());
@@ -276,7 +276,7 @@ impl Call<'_> {
         Ok(false)
     }
 
-    /// An error if a device is lost: its fences are signaled then without their operations having run.
+    /// An error if a device is lost. Its fences are signaled then without their operations having run.
     fn check_device_alive(&self, device: u64) -> DriverResult<()> {
         let device = self.state.devices.get(&device);
         device.map_or(Ok(()), |device| device.context.check_alive(self.name))

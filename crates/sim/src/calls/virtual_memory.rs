@@ -1,4 +1,4 @@
-//! Addresses apart from memory. Reserved addresses are a block, of which operations find what is mapped and has access.
+//! Addresses apart from memory. Reserved addresses are a block, in which operations find what is mapped and has access.
 
 use super::call::Call;
 use crate::check::{AccessStamp, OpName, ReportedMemory, ShadowMemory, Violation};
@@ -17,7 +17,7 @@ use std::any::Any;
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// What the host maps.
+/// The size of a page of the host.
 const PAGE: u64 = 4096;
 
 /// The bytes of larger handles stay zero, so that the system provides their pages as they are touched.
@@ -131,7 +131,8 @@ impl VirtualCalls for SimDriver {
         call.handle_descriptor(handle)
     }
 
-    /// A handle of its own of the same bytes, whose accesses are not checked against those of the other: the processes order them.
+    /// A separate handle of the same bytes. Its accesses are not checked against those of the other, since the
+    /// processes order them.
     #[cfg(unix)]
     fn handle_import(&self, descriptor: BorrowedFd<'_>) -> DriverResult<RawHandle> {
         let mut call = self.call("cuMemImportFromShareableHandle")?;
@@ -167,7 +168,7 @@ impl VirtualCalls for SimDriver {
         Ok(())
     }
 
-    /// A second mapping takes over what is known of the bytes: operations find them there from now on.
+    /// A second mapping takes over what is known of the bytes, so operations find them there from now on.
     unsafe fn map(&self, range: DeviceRange, handle: RawHandle) -> DriverResult<()> {
         let mut call = self.call("cuMemMap")?;
         let (device, bytes) = (call.context.id, call.whole(range.bytes)?);
@@ -285,8 +286,8 @@ impl Call<'_> {
         }
     }
 
-    /// Reports that work which the host has not seen complete uses a range. At the end of a default pool, what
-    /// pools have seen counts.
+    /// Reports that work which the host has not seen complete uses a range. At the end of a default pool, work
+    /// that pools have seen complete does not count.
     fn report_uses(&mut self, range: DeviceRange) {
         let name = OpName::call(self.name);
         let SimState { streams, blocks, .. } = &mut *self.state;
@@ -300,7 +301,7 @@ impl Call<'_> {
         self.context.report(Violation::FreeWhileInUse, name, found.other, memory, None);
     }
 
-    /// The memory of a handle that is released and not mapped goes back, with the last handle of it.
+    /// Gives back the memory of a handle that is released and not mapped, with the last handle of it.
     fn remove_if_over(&mut self, handle: u64) {
         let memory = &mut self.state.virtual_memory;
         let is_over = |handle: &SimHandle| handle.references == 0 && handle.mappings == 0;

@@ -1,9 +1,10 @@
-//! Vector clocks: for an operation, the last operation of every stream that comes before it.
+//! Vector clocks. For an operation, a clock has the last operation of every stream that comes before
+//! it.
 
 use super::report::OpName;
 use std::collections::BTreeMap;
 
-/// One access: the operation that makes it, and its place in its stream.
+/// One access, by the operation that makes it and its place in its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AccessStamp {
     pub(crate) stream: u64,
@@ -13,9 +14,9 @@ pub(crate) struct AccessStamp {
 
 /// The last tick of each stream that is ordered before an operation.
 ///
-/// Ticks that the host has seen complete are left out: every operation enqueued from then on comes
-/// after them, so each stream keeps that tick once (`SimStream::seen`). A clock is therefore as short
-/// as the number of streams with work in flight.
+/// Ticks that the host has seen complete are left out. Every operation enqueued from then on comes after them, so each
+/// stream keeps that tick once (`SimStream::seen`). A clock is therefore as short as the number of streams with work in
+/// flight.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VectorClock(BTreeMap<u64, u64>);
 

@@ -1,4 +1,4 @@
-//! The checks, without any device: vector clocks, shadow memory, lines and vectors, and the reports of
+//! The checks, without any device. They are vector clocks, shadow memory, lines and vectors, and the reports of
 //! violations.
 
 mod clock;

@@ -1,4 +1,4 @@
-//! What a simulated device reports: violations, and the operations on both sides.
+//! The reports of a simulated device, with violations and the operations on both sides.
 
 use super::vector::ReportedMemory;
 use aquifer_driver::Access;
@@ -21,14 +21,14 @@ pub enum Violation {
     UseBeforeAllocation,
     /// An operation names memory that was freed before it was enqueued.
     UseAfterFree,
-    /// Memory is freed, a host range unregistered, or a range taken back from a [`Communicator`](crate::Communicator),
-    /// while an operation that is not ordered before that may still use it, or while it is open by an
+    /// Memory is freed, a host range unregistered, or a range taken back from a [`Communicator`](crate::Communicator)
+    /// too early. An operation that is not ordered before that may still use it, or it is open by an
     /// [`IpcHandle`](crate::ipc::IpcHandle).
     FreeWhileInUse,
     /// Memory is freed a second time.
     DoubleFree,
-    /// The host or a kernel reads bytes that were never written. A copy within device memory is no such read: what
-    /// it copies is unwritten in its target as well. A copy to memory that the host reaches is one.
+    /// The host or a kernel reads bytes that were never written. A copy within device memory is no such read, since the
+    /// bytes are unwritten in its target as well. A copy to memory that the host reaches is one.
     UninitializedRead,
     /// An operation names a range that is not, or not as a whole, memory of this device.
     UnmappedAddress,
@@ -50,10 +50,10 @@ pub enum Violation {
     /// where a GPU waits for good.
     LostRank,
     /// A second thread calls on a stream in capture, or names an event of the capture. CUDA's graphs
-    /// are not thread-safe: two such calls at the same time can end the process.
+    /// are not thread-safe, so two such calls at the same time can end the process.
     CaptureRace,
-    /// A stream is made to wait for an event while another thread launches a graph on it. NVIDIA's driver loses
-    /// such a wait (580.159.04; a plain C program that does so reads wrong data in one round of ten).
+    /// A stream is made to wait for an event while another thread launches a graph on it. NVIDIA's driver 580.159.04
+    /// loses such a wait. With it, a plain C program that does so reads wrong data in one round of ten.
     LostWait,
     /// The host form of a kernel returned an error or panicked. The context is lost, as after a
     /// trap on a GPU.
@@ -87,7 +87,7 @@ impl Violation {
 }
 
 impl Violation {
-    /// What the other side was, in words between the sentence and its name.
+    /// The role of the other side, in words between the sentence and its name.
     fn joint(self) -> &'static str {
         match self {
             Self::UninitializedRead => " since",
@@ -99,7 +99,7 @@ impl Violation {
     }
 }
 
-/// The name of an operation: the driver call, the kernel's entry, the stream, the graph, and where in the
+/// The name of an operation. It has the driver call, the kernel's entry, the stream, the graph, and where in the
 /// program it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpName {
@@ -108,12 +108,12 @@ pub(crate) struct OpName {
     pub(crate) stream: Option<u64>,
     /// The graph that the operation is part of.
     pub(crate) graph: Option<u64>,
-    /// What it does to the memory in question.
+    /// The access to the memory in question.
     access: Option<Access>,
     site: Option<Site>,
     /// Where the graph was launched.
     launched: Option<Site>,
-    /// It is the drop of a vector, which has no line.
+    /// The operation is the drop of a vector, which has no line.
     is_drop: bool,
 }
 
@@ -129,12 +129,12 @@ impl OpName {
         Self { stream: Some(stream), ..Self::call(call) }
     }
 
-    /// The same operation as the launch of a kernel.
+    /// This operation as the launch of a kernel.
     pub(crate) fn of_entry(self, entry: &'static str) -> Self {
         Self { entry: Some(entry), ..self }
     }
 
-    /// The same operation as a part of a graph that is launched on `stream`.
+    /// This operation as a part of a graph that is launched on `stream`.
     pub(crate) fn of_graph(self, graph: u64, stream: u64) -> Self {
         let launched = Site::current();
         Self { graph: Some(graph), stream: Some(stream), launched, ..self }
@@ -144,7 +144,7 @@ impl OpName {
         Self { access: Some(access), ..self }
     }
 
-    /// The same operation as the free of a vector, if there is one: without a line it is its drop.
+    /// This operation as the free of a vector, if there is one. Without a line it is the vector's drop.
     pub(crate) fn freeing(self, is_vector: bool) -> Self {
         Self { is_drop: is_vector && self.site.is_none(), ..self }
     }
@@ -205,12 +205,12 @@ impl fmt::Display for Side {
     }
 }
 
-/// One violation that a simulated device found: both sides with their lines, the vector, and the seed that
+/// One violation that a simulated device found. It has both sides with their lines, the vector, and the seed that
 /// replays the schedule.
 ///
-/// The lines are those of the program's calls into this crate, in builds of every profile. A drop has none:
-/// the vector's own line is where it was made. What was allocated or freed by hand from a resource has none
-/// either, nor memory that a pool took from its upstream.
+/// The lines are those of the program's calls into this crate, in builds of every profile. A drop has none, but the
+/// vector's own line is where it was made. Memory that was allocated or freed by hand from a resource has none either,
+/// nor has memory that a pool took from its upstream.
 ///
 /// ```
 /// use aquifer::sim::{Report, SimConfig};
@@ -238,8 +238,9 @@ pub struct Report {
 }
 
 impl Report {
-    /// The simulated device's report behind an error, if it has one: of a call that waits, the first
-    /// that was not taken; of every call on a context that a kernel's fault broke, that fault.
+    /// The simulated device's report behind an error, if it has one. For a call that waits, it is the
+    /// first that was not taken. For every call on a context that a kernel's fault broke, it is that
+    /// fault.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, sim::{Report, Violation}};
@@ -281,7 +282,7 @@ impl Report {
         &self.operation.name
     }
 
-    /// The program's call that gave the operation at fault. Of one that a graph runs, the call that was
+    /// The program's call that gave the operation at fault. For one that a graph runs, it is the call that was
     /// captured.
     pub fn operation_location(&self) -> Option<&'static Location<'static>> {
         self.operation.location()
@@ -298,13 +299,13 @@ impl Report {
         self.conflicts_with.as_ref()?.location()
     }
 
-    /// The address and the length in bytes of the memory in question, `(0, 0)` if there is none.
+    /// The address and the length in bytes of the memory in question, or `(0, 0)` if there is none.
     pub fn range(&self) -> (u64, u64) {
         self.memory.range
     }
 
-    /// The vector that this memory is, or was before it was freed: its type and size as it was made, such as
-    /// `DeviceVec<f32> of 1024 elements (4096 bytes)`. `None` of memory of no vector, and on a device
+    /// The vector that this memory is, or was before it was freed. The text has its type and size as it was made, such
+    /// as `DeviceVec<f32> of 1024 elements (4096 bytes)`. `None` for memory of no vector, and on a device
     /// [`without_pool_checks`](crate::sim::SimConfig::without_pool_checks).
     pub fn vector(&self) -> Option<&str> {
         self.vector.as_deref()

@@ -1,5 +1,5 @@
-//! Shadow memory: for each byte of a block the last write, the reads since, and whether it was ever
-//! written. A copy of what was never written is no write of it.
+//! Shadow memory. It has the last write of each byte of a block, the reads since, and whether the byte
+//! was ever written. A copy of unwritten bytes is no write of them.
 
 use super::clock::AccessStamp;
 use super::report::{OpName, Violation};
@@ -9,23 +9,23 @@ use std::collections::BTreeMap;
 /// With fewer segments than this, a block is never swept for neighbours that have become equal.
 const SWEEP: usize = 64;
 
-/// Says of a former access whether it is ordered before another one, or complete.
+/// Says whether a former access is ordered before another one, or complete.
 type Judge<'a> = &'a dyn Fn(&AccessStamp) -> bool;
 
-/// Gets a range of a block whose bytes have one state, and that state. Of rows, the range is the first one's.
+/// Gets a range of a block whose bytes have one state, and that state. For rows, the range is the first one's.
 type Visit<'a> = &'a mut dyn FnMut((u64, u64), &mut ByteState);
 
 /// Whether a byte has a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
     Written,
-    /// Nothing was written since the allocation.
+    /// The byte was not written since the allocation.
     Unwritten,
     /// This copy wrote it last, from a byte without a value.
     CopiedUnwritten(OpName),
 }
 
-/// Bytes without a value: `count` rows a `stride` apart. Where the first one begins and ends, in the range that was
+/// Bytes without a value, in `count` rows a `stride` apart. The first one has its start and end in the range that was
 /// asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnwrittenRows {
@@ -45,7 +45,8 @@ struct ByteState {
 }
 
 impl ByteState {
-    /// Removes the accesses that the host has seen complete: all later operations come after them.
+    /// Removes the accesses that the host has seen complete, since all later operations come after
+    /// them.
     fn remove_complete(&mut self, complete: Judge<'_>) {
         if self.written.as_ref().is_some_and(complete) {
             self.written = None;
@@ -59,9 +60,10 @@ impl ByteState {
 #[derive(Clone, Debug)]
 struct Segment {
     end: u64,
-    /// The length of a row. Rows begin at its multiples; 1 where all bytes have one state.
+    /// The length of a row. Rows begin at its multiples. A length of 1 means that all bytes have one
+    /// state.
     stride: u64,
-    /// Each part of a row: where it ends in the row, and its state. The last part ends with the row.
+    /// The parts of a row, each with its end in the row and its state. The last part ends with the row.
     row: Vec<(u64, ByteState)>,
 }
 
@@ -121,7 +123,7 @@ pub(crate) struct Finding {
 /// One access under check, and the order of former accesses before it.
 pub(crate) struct AccessCheck<'a> {
     pub(crate) access: Access,
-    /// It is a side of a copy that carries bytes without a value to its target, where they have none either.
+    /// The access is a side of a copy that carries bytes without a value to its target, where they have none either.
     pub(crate) carries: bool,
     pub(crate) stamp: AccessStamp,
     /// Whether a former access is ordered before this one.
@@ -177,10 +179,10 @@ impl AccessCheck<'_> {
     }
 }
 
-/// The shadow of one block: disjoint segments that cover it, keyed by their start.
+/// The shadow of one block. Its segments are disjoint, cover the block and are keyed by their start.
 ///
-/// INV-1: each segment begins where the one before it ends; it begins and ends at a multiple of its
-/// stride.
+/// INV-1: each segment begins where the one before it ends. A segment begins and ends at a multiple of
+/// its stride.
 #[derive(Debug)]
 pub(crate) struct ShadowMemory {
     segments: BTreeMap<u64, Segment>,
@@ -271,7 +273,7 @@ impl ShadowMemory {
         self.merge(start, end);
     }
 
-    /// As [`visit`](Self::visit), for `count` ranges a `stride` apart. Rows of one segment are visited together.
+    /// Visits `count` ranges a `stride` apart. Rows of one segment are visited together.
     fn visit_rows(&mut self, (start, end): (u64, u64), stride: u64, count: u64, visit: Visit<'_>) {
         let (stride, width) = (stride.max(1), end - start);
         let within = (start % stride, start % stride + width);
@@ -328,7 +330,8 @@ impl ShadowMemory {
         found
     }
 
-    /// Has rows count as never written, from `offset` on: the copy `by` wrote them from such rows.
+    /// Has rows count as never written, from `offset` on, since the copy `by` wrote them from such
+    /// rows.
     pub(crate) fn copy_unwritten(&mut self, offset: u64, rows: UnwrittenRows, by: OpName) {
         let UnwrittenRows { start, end, stride, count } = rows;
         let (start, end) = (offset + start, offset + end);
@@ -343,7 +346,7 @@ impl ShadowMemory {
         }
     }
 
-    /// The segments of a range, as they are where it begins at `to`.
+    /// The segments of a range, moved so that it begins at `to`.
     fn moved(&mut self, (start, end): (u64, u64), to: u64) -> BTreeMap<u64, Segment> {
         self.split(start);
         self.split(end);
@@ -369,12 +372,12 @@ impl ShadowMemory {
         moved
     }
 
-    /// What is known of a range, by itself.
+    /// The shadow of a range, by itself.
     pub(crate) fn copy_of(&mut self, range: (u64, u64)) -> Self {
         Self { segments: self.moved(range, 0), sweep_at: SWEEP }
     }
 
-    /// Has a range be what `other` says of as many bytes.
+    /// Gives a range the state that `other` has of as many bytes.
     pub(crate) fn replace(&mut self, (start, end): (u64, u64), other: &mut Self) {
         self.split(start);
         self.split(end);
@@ -406,13 +409,13 @@ impl ShadowMemory {
         self.merge(start, end);
     }
 
-    /// Has a range count as never written: its bytes were another owner's. The accesses stay, which the next
-    /// ones come after.
+    /// Has a range count as never written, since its bytes were another owner's. The accesses stay, and the next ones
+    /// come after them.
     pub(crate) fn forget_writes(&mut self, range: (u64, u64)) {
         self.set_content(range, Content::Unwritten);
     }
 
-    /// Has a range count as written: another process may write it.
+    /// Has a range count as written, since another process may write it.
     pub(crate) fn note_writes(&mut self, range: (u64, u64)) {
         self.set_content(range, Content::Written);
     }
@@ -427,8 +430,8 @@ impl ShadowMemory {
         self.merge(start, end);
     }
 
-    /// Has the next accesses to a range come after `stamp`, as if it had written there; where former ones are not
-    /// `ordered` before that, after those.
+    /// Has the next accesses to a range come after `stamp`, as if it had written there. If former ones are not
+    /// `ordered` before that, the next ones come after those instead.
     pub(crate) fn order_after(
         &mut self,
         range: (u64, u64),

@@ -1,4 +1,4 @@
-//! What containers said of memory: which vector it is.
+//! The vectors that memory is, as containers tell it.
 
 use aquifer_driver::Site;
 use aquifer_driver::impls::Count;
@@ -12,7 +12,7 @@ pub(crate) struct Vector {
     kind: VectorType,
     /// The line that made it.
     pub(crate) made: Option<Site>,
-    /// It was neither freed nor taken apart, as far as the device knows.
+    /// The vector was neither freed nor taken apart, as far as the device knows.
     is_live: bool,
 }
 
@@ -21,7 +21,7 @@ impl Vector {
         Self { kind, made: Site::current(), is_live: true }
     }
 
-    /// Whether it has its memory still, so that a free without a line is its drop.
+    /// Whether the vector has its memory still, so that a free without a line is its drop.
     pub(crate) fn is_live(&self) -> bool {
         self.is_live
     }
@@ -49,7 +49,7 @@ impl fmt::Display for Vector {
 pub(crate) struct Vectors(BTreeMap<u64, (u64, Vector)>);
 
 impl Vectors {
-    /// A container says what becomes of a range.
+    /// Notes what a container makes of a range.
     pub(crate) fn apply(&mut self, (start, end): (u64, u64), event: VectorEvent) {
         match event {
             VectorEvent::Made(kind) => self.set((start, end), Vector::new(kind)),
@@ -65,7 +65,7 @@ impl Vectors {
         self.0.insert(start, (end, vector));
     }
 
-    /// Nothing is known of a range any more: it has another owner.
+    /// Forgets all vectors of a range, which has another owner.
     pub(crate) fn remove(&mut self, (start, end): (u64, u64)) {
         if let Some((&before, &(its_end, _))) = self.0.range(..start).next_back()
             && its_end > start
@@ -75,14 +75,14 @@ impl Vectors {
         self.0.extract_if(start..end, |_, _| true).for_each(drop);
     }
 
-    /// The vector that begins at `start` is no more, and stays known.
+    /// Ends the vector that begins at `start`, which stays known.
     pub(crate) fn end(&mut self, start: u64) {
         if let Some((_, vector)) = self.0.get_mut(&start) {
             vector.is_live = false;
         }
     }
 
-    /// The vectors that begin in a range are no more, and stay known.
+    /// Ends the vectors that begin in a range, which stay known.
     pub(crate) fn end_in(&mut self, (start, end): (u64, u64)) {
         self.0.range_mut(start..end).for_each(|(_, (_, vector))| vector.is_live = false);
     }
@@ -94,7 +94,7 @@ impl Vectors {
     }
 }
 
-/// The memory that a report is about: its address, its bytes, and the vector that it is part of.
+/// The memory that a report is about, with its address, its bytes, and the vector that it is part of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReportedMemory {
     pub(crate) range: (u64, u64),

@@ -1,11 +1,11 @@
-//! The work of an operation on memory. Runs without any lock.
+//! The work of an operation on memory. It runs without any lock.
 
 use crate::state::{HostSide, OpRange, OpWork, POISON, SimOp};
 use aquifer_driver::error::catch_panic_text;
 use aquifer_driver::kernel::{HostArg, HostArgs};
 use aquifer_driver::{FillWord, HostForm, LaunchConfig, RawArg, RawFill};
 
-/// What an operation found while it ran.
+/// The findings of an operation that ran.
 #[derive(Debug, Default)]
 pub(super) struct OpOutcome {
     /// The host wrote to the watched side of the copy.
@@ -125,7 +125,7 @@ fn host_args<'a>(arguments: &'a [RawArg], ranges: &[OpRange]) -> Vec<HostArg<'a>
     arguments.iter().map(host_arg).collect()
 }
 
-/// Runs a host form; why it failed, if it did.
+/// Runs a host form, and returns why it failed, if it did.
 ///
 /// # Safety
 /// As [`HostArgs::new`].

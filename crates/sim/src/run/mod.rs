@@ -1,4 +1,4 @@
-//! How operations run: the scheduler, and the work of one operation.
+//! How operations run, with the scheduler and the work of one operation.
 
 mod execute;
 mod schedule;

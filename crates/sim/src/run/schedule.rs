@@ -1,9 +1,9 @@
-//! The scheduler: which ready operation runs next, and which call waits for whom.
+//! The scheduler, which decides which ready operation runs next and which call waits for whom.
 //!
 //! - INV-1: one operation of a device runs at a time, and no two operations that share a block,
 //!   whatever their devices. So even a reported race has a defined outcome.
-//! - INV-2: operations run without the lock of the state, so a host form may take its time. A call to
-//!   the device from inside one is refused, since it could wait for itself.
+//! - INV-2: operations run without the lock of the state, so a host form may take its time. A call to the device from
+//!   inside one is refused, since it could wait for itself.
 //! - INV-3: every wait but for the ranks of a communicator is for a record that was enqueued before it. The order of the calls is thus one
 //!   in which everything can run, and a queue that is not empty can always make progress.
 
@@ -29,7 +29,7 @@ const ROUND: Duration = Duration::from_millis(20);
 enum Progress {
     /// An operation ran.
     Ran,
-    /// Another thread is running operations: wait for a change of the state.
+    /// Another thread is running operations, so the caller waits for a change of the state.
     Busy,
     /// No operation can run until another rank of a communicator calls.
     Awaits,
@@ -64,8 +64,8 @@ fn queue_head(state: &SimState, id: u64) -> QueueHead {
     QueueHead::Ready
 }
 
-/// Runs one ready operation of `device`, or of a device that it waits for; waits if another thread is
-/// at it. `false` if there is nothing to run.
+/// Runs one ready operation of `device`, or of a device that it waits for. Waits if another thread is at it. `false` if
+/// there is nothing to run.
 pub(crate) fn advance(state: &mut StateGuard, device: u64) -> bool {
     match step(state, device, false, &mut Vec::new()) {
         Progress::Ran => {}
@@ -221,7 +221,7 @@ fn apply_outcome(state: &mut SimState, device: u64, op: &SimOp, outcome: OpOutco
     }
 }
 
-/// Whether no operation in a device's queues will run: it was dropped, or its context is lost.
+/// Whether no operation in a device's queues will run, since it was dropped or its context is lost.
 fn is_over(state: &SimState, device: u64) -> bool {
     state.devices.get(&device).is_none_or(|own| own.context.is_lost())
 }
@@ -235,8 +235,8 @@ pub(crate) fn has_stopped(state: &SimState, device: u64) -> bool {
     !state.running.iter().any(elsewhere) && (!queued || is_over(state, device))
 }
 
-/// Discards the queues of a device that was dropped or lost, and what its streams capture. A stream with a running operation does so
-/// when that has run, so that waits for its later records do not return before.
+/// Discards the queues of a device that was dropped or lost, and invalidates what its streams capture. A stream with a
+/// running operation does so when that has run, so that waits for its later records do not return before.
 pub(crate) fn discard_queues(state: &mut SimState, device: u64) {
     if let Some(own) = state.devices.get_mut(&device) {
         own.active.clear();

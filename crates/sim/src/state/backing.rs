@@ -10,13 +10,13 @@ pub(crate) const POISON: u8 = 0xa5;
 /// Larger blocks stay zero, so that the system provides their pages as they are touched.
 const POISON_LIMIT: usize = 64 << 20;
 
-/// A watchpoint: a range with a copy that has not run yet. Only the device may write there.
+/// A watchpoint over a range with a copy that has not run yet. Only the device may write there.
 #[derive(Debug)]
 struct WatchedRange {
     id: u64,
     start: usize,
     bytes: usize,
-    /// `None` while a running operation writes to this memory; it takes the sum at its end.
+    /// `None` while a running operation writes to this memory. The operation takes the sum at its end.
     sum: Option<u64>,
     broken: bool,
 }
@@ -41,13 +41,13 @@ enum OwnedMemory {
     Pages(NonNull<u8>, usize),
 }
 
-/// A live range of host memory: of the simulator, or the caller's, which was registered.
+/// A live range of host memory. It is the simulator's, or the caller's, who registered it.
 #[derive(Debug)]
 pub(crate) struct Backing {
     pointer: NonNull<u8>,
     /// Freed on drop. `None` for memory of the caller.
     _owned: Option<OwnedMemory>,
-    /// What else shows the same bytes has this number, too. 0 for memory of its own.
+    /// A number that every backing of the same bytes has. 0 for memory of its own.
     shared: usize,
     watches: Mutex<Vec<WatchedRange>>,
 }
@@ -59,9 +59,8 @@ unsafe impl Send for Backing {}
 unsafe impl Sync for Backing {}
 
 impl Backing {
-    /// Allocates memory aligned to `alignment`, a power of two; `None` if the host has too little.
-    /// With `poison`, blocks of up to 64 MiB are filled; the pages of others are taken as they are
-    /// touched.
+    /// Allocates memory aligned to `alignment`, a power of two. `None` if the host has too little. With
+    /// `poison`, blocks of up to 64 MiB are filled. The pages of others are taken as they are touched.
     pub(crate) fn allocate(bytes: usize, alignment: usize, poison: bool) -> Option<Self> {
         let poison = poison && bytes <= POISON_LIMIT;
         // Aligned by hand: the allocator clears memory of a small alignment without touching it,
@@ -89,7 +88,7 @@ impl Backing {
         Self { pointer, _owned: None, shared: 0, watches: Mutex::default() }
     }
 
-    /// Addresses that show nothing yet. `shared`: of which device they show memory.
+    /// Addresses that show nothing yet. `shared` is the device whose memory they come to show.
     #[cfg(target_os = "linux")]
     pub(crate) fn addresses(bytes: usize, shared: usize) -> Option<Self> {
         let (pointer, owned) = map_pages(bytes)?;
@@ -101,8 +100,8 @@ impl Backing {
         None
     }
 
-    /// Has a part of [`addresses`](Self::addresses) show a part of a file, or zeroed memory of its own: what an
-    /// operation does there that was reported hurts nobody. Both are multiples of the page.
+    /// Has a part of [`addresses`](Self::addresses) show a part of a file, or zeroed memory of its own. In that, an
+    /// operation that was reported does no harm. Both are multiples of the page.
     #[cfg(target_os = "linux")]
     pub(crate) fn show(
         &self,
@@ -133,16 +132,16 @@ impl Backing {
         self.pointer
     }
 
-    /// Sets a watchpoint until [`unwatch`](Self::unwatch). `quiet`: no running operation writes to
-    /// this memory.
+    /// Sets a watchpoint until [`unwatch`](Self::unwatch). `quiet` says that no running operation
+    /// writes to this memory.
     pub(crate) fn watch(&self, id: u64, start: *const u8, bytes: usize, quiet: bool) {
         let sum = quiet.then(|| checksum(start, bytes));
         let watch = WatchedRange { id, start: start as usize, bytes, sum, broken: false };
         self.watches.lock().push(watch);
     }
 
-    /// Removes a watchpoint. Whether the host wrote meanwhile, as far as is known; the range itself is
-    /// compared if `look`.
+    /// Removes a watchpoint. Returns whether the host wrote meanwhile, as far as is known. With `look`, the range
+    /// itself is compared.
     pub(crate) fn unwatch(&self, id: u64, look: bool) -> bool {
         let mut watches = self.watches.lock();
         let Some(index) = watches.iter().position(|watch| watch.id == id) else { return false };
@@ -154,14 +153,14 @@ impl Backing {
         watch.broken
     }
 
-    /// The device is about to write: any change until now was the host's.
+    /// Notes that the device is about to write. Any change until now was the host's.
     pub(crate) fn before_write(&self, start: usize, bytes: usize) {
         for watch in self.watches.lock().iter_mut().filter(|watch| watch.overlaps(start, bytes)) {
             watch.compare();
         }
     }
 
-    /// The device has written. Also completes the watchpoints that were set meanwhile.
+    /// Notes that the device has written. Also completes the watchpoints that were set meanwhile.
     pub(crate) fn after_write(&self, start: usize, bytes: usize) {
         for watch in self.watches.lock().iter_mut() {
             if watch.sum.is_none() || watch.overlaps(start, bytes) {
@@ -179,8 +178,8 @@ fn heap_zeroed(bytes: usize) -> Option<(NonNull<u8>, OwnedMemory)> {
     Some((base, OwnedMemory::Heap(base, layout)))
 }
 
-/// Zeroed memory that takes pages as they are touched, and may be larger than the host's: a device of
-/// 80 GB is simulated on a laptop.
+/// Zeroed memory that takes pages as they are touched, and may be larger than the host's. So a device of 80 GB can be
+/// simulated on a laptop.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn untouched_pages(bytes: usize) -> Option<(NonNull<u8>, OwnedMemory)> {
     /// Smaller blocks are not worth a system call.
@@ -220,8 +219,8 @@ impl Drop for OwnedMemory {
     }
 }
 
-/// The machine's physical memory in bytes, which page-locked memory cannot exceed: it stays in place. `None` where
-/// that is not known.
+/// The machine's physical memory in bytes. Page-locked memory cannot exceed it, since it stays in place. `None` if that
+/// is not known.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn physical_memory() -> Option<u64> {
     // SAFETY: a question that takes and changes no memory.

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 /// Freed blocks that are remembered, to tell a use after free from a wild address.
 const FREED_LIMIT: usize = 1 << 16;
 
-/// Device addresses begin here: above every address that a process can have.
+/// The first device address, which is above every address that a process can have.
 const FIRST_ADDRESS: u64 = 1 << 60;
 
 /// Each device takes its addresses from ranges of this size.
@@ -51,7 +51,7 @@ impl BlockKind {
 pub(crate) enum PeerMemory {
     /// The plain memory of this device.
     Device(u64),
-    /// That of this pool.
+    /// The memory of this pool.
     Pool(u64),
 }
 
@@ -63,15 +63,15 @@ pub(crate) struct SimBlock {
     pub(crate) kind: BlockKind,
     /// The allocation.
     pub(crate) by: OpName,
-    /// The allocation in stream order; `None` if the host has seen it complete.
+    /// The allocation in stream order. `None` if the host has seen it complete.
     pub(crate) allocation: Option<AccessStamp>,
     pub(crate) backing: Arc<Backing>,
     pub(crate) shadow: ShadowMemory,
-    /// What pools have made of it.
+    /// The parts that pools have made of it.
     pub(crate) parts: Parts,
-    /// What containers have made of it.
+    /// The vectors that containers have made of it.
     pub(crate) vectors: Vectors,
-    /// Of reserved addresses.
+    /// The mappings of reserved addresses.
     pub(crate) mappings: Mappings,
 }
 
@@ -112,7 +112,7 @@ impl SimBlock {
         }
     }
 
-    /// What other devices can be allowed to reach it as.
+    /// The memory as which other devices can be allowed to reach it.
     fn peer_memory(&self) -> Option<PeerMemory> {
         match self.kind {
             BlockKind::Device => Some(PeerMemory::Device(self.device)),
@@ -125,9 +125,9 @@ impl SimBlock {
 /// Why a range was not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookupError {
-    /// It was freed by this operation.
+    /// This operation freed the range.
     Freed(OpName),
-    /// It begins in a block of so many bytes, and ends so many bytes past it.
+    /// The range begins in a block of so many bytes, and ends so many bytes past it.
     Outside {
         by: OpName,
         bytes: u64,
@@ -150,7 +150,7 @@ impl LookupError {
 struct FreedBlock {
     end: u64,
     freed_by: OpName,
-    /// What it was when it was freed.
+    /// The vectors that it was when it was freed.
     vectors: Vectors,
 }
 
@@ -167,7 +167,7 @@ pub(crate) struct BlockTable {
     pub(crate) imports: Imports,
     /// Bytes of page-locked memory that was allocated and is not freed.
     page_locked: u64,
-    /// Which device was allowed to reach which memory of another.
+    /// The memory of other devices that each device was allowed to reach.
     allowed: HashSet<(u64, PeerMemory)>,
 }
 
@@ -325,7 +325,7 @@ impl BlockTable {
         })
     }
 
-    /// Finds the block of a touched range. `by_graph`: a launch of a graph touches it.
+    /// Finds the block of a touched range. `by_graph` says that a launch of a graph touches it.
     pub(crate) fn find(
         &self,
         touched: &TouchedRange,

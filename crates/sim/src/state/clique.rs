@@ -1,8 +1,8 @@
-//! Communicators of simulated devices: the ranks, and what they exchange.
+//! Communicators of simulated devices, with their ranks and what they exchange.
 //!
-//! A collective is an [`Exchange`] of its ranks. Each rank's stream has three operations of it: one that brings the
-//! rank's own part, a wait for the parts of all, and one that writes the result. So a rank that does not come holds up
-//! the streams of the others, as on a GPU.
+//! A collective is an [`Exchange`] of its ranks. Each rank's stream has three operations of it. One brings the rank's
+//! own part, one waits for the parts of all, and one writes the result. So a rank that does not come holds up the
+//! streams of the others, as on a GPU.
 //!
 //! | state of an exchange | its fence | next |
 //! | --- | --- | --- |
@@ -18,7 +18,7 @@ use aquifer_sync::trusted::{AtomicUsize, Mutex, Ordering};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// What the ranks of an exchange have to agree on.
+/// The terms that the ranks of an exchange have to agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Agreed {
     AllReduce(Reduction),
@@ -26,11 +26,11 @@ pub(crate) enum Agreed {
     ReduceScatter(Reduction),
     Broadcast(usize, usize),
     AllGather(usize),
-    /// From one rank to another.
+    /// A transfer from one rank to another.
     Pair(usize),
 }
 
-/// Identifies an exchange in its clique: the n-th of all ranks, or the n-th from a rank to another.
+/// Identifies an exchange in its clique, as the n-th of all ranks, or the n-th from a rank to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ExchangeKey {
     All(u64),
@@ -46,25 +46,25 @@ pub(crate) struct Exchange {
     /// The first rank that called, and its call.
     pub(crate) first: (usize, OpName),
     since: Instant,
-    /// Ranks that have called. Under the lock of the state.
+    /// The number of ranks that have called, under the lock of the state.
     callers: AtomicUsize,
     parts: Mutex<Vec<Option<Vec<u8>>>>,
 }
 
 impl Exchange {
-    /// Whether each rank has called: then it is on its way, however long that is.
+    /// Whether each rank has called. Then the exchange is on its way, however long that is.
     fn is_called(&self) -> bool {
         self.callers.load(Ordering::Relaxed) >= self.parts.lock().len()
     }
 
-    /// Takes a part. One of a place that there is not, of a refused operation, is none.
+    /// Takes a part. A refused operation may name a place that does not exist, whose part is dropped.
     pub(crate) fn bring(&self, rank: usize, part: Vec<u8>) {
         if let Some(slot) = self.parts.lock().get_mut(rank) {
             *slot = Some(part);
         }
     }
 
-    /// What a rank receives; `None` if a part of it never came.
+    /// The bytes that a rank receives. `None` if a part of them never came.
     pub(crate) fn result_for(&self, rank: usize) -> Option<Vec<u8>> {
         let parts = self.parts.lock();
         let part = |rank: usize| parts.get(rank)?.as_deref();
@@ -89,7 +89,7 @@ impl Exchange {
     }
 }
 
-/// One element of those of all ranks, by their bytes.
+/// Reduces an element of all ranks to one, by its bytes.
 macro_rules! reduce_as {
     ($type:ty, $wide:ty, $op:expr, $parts:expr, $at:expr) => {{
         const SIZE: usize = size_of::<$type>();
@@ -113,7 +113,7 @@ macro_rules! reduce_as {
     }};
 }
 
-/// Arithmetic in a type that has room, cut to the element's own: integers wrap as on a GPU.
+/// Arithmetic in a type that has room, cut to the element's own. So integers wrap as on a GPU.
 macro_rules! wrapping {
     ($left:expr, $op:tt, $right:expr, $wide:ty) => {
         ($left as $wide $op $right as $wide) as _
@@ -138,7 +138,7 @@ fn reduce(Reduction { count, element, op }: Reduction, parts: &[&[u8]]) -> Vec<u
     (0..count).flat_map(one).collect()
 }
 
-/// As `reduce_as`, in `f32`.
+/// Reduces halves by `reduce_as`, in `f32`.
 #[cfg(feature = "half")]
 macro_rules! reduce_half {
     ($type:ty, $op:expr, $parts:expr, $at:expr) => {{
@@ -168,7 +168,7 @@ pub(crate) struct Clique {
     calls: Vec<u64>,
     sends: HashMap<(usize, usize), u64>,
     receives: HashMap<(usize, usize), u64>,
-    /// Why nothing is exchanged any more.
+    /// The reason why nothing is exchanged any more.
     lost: Option<String>,
     patience: Duration,
 }
@@ -197,7 +197,7 @@ impl Clique {
         self.members.len()
     }
 
-    /// Whether a rank was free, on a device that has none yet, and is taken now.
+    /// Takes a rank for a device. `false` if the rank is not free, or the device has a rank already.
     pub(crate) fn join(&mut self, rank: usize, device: u64) -> bool {
         if self.members.contains(&Member::Joined { device }) {
             return false;
@@ -231,7 +231,7 @@ impl Clique {
         self.lost.as_deref()
     }
 
-    /// A rank exchanges nothing any more: what the others began with it ends without a result.
+    /// Ends a rank's exchanges. Exchanges that the others began with it end without a result.
     pub(crate) fn leave(&mut self, rank: usize) {
         if let Some(member) = self.members.get_mut(rank) {
             *member = Member::Left;
@@ -246,7 +246,7 @@ impl Clique {
         }
     }
 
-    /// A device is lost, with what its ranks were to bring.
+    /// Notes that a device is lost, with the parts that its ranks were to bring.
     fn lose_device(&mut self, device: u64) {
         if let Some(rank) = self.members.iter().position(|it| *it == Member::Joined { device }) {
             self.lose(format!("the device of rank {rank} among {} is lost", self.ranks()));
@@ -261,7 +261,7 @@ impl Clique {
         }
     }
 
-    /// The exchange that a call of a rank is part of, which its first call begins. Or why there is none.
+    /// The exchange that a call of a rank is part of, or why there is none. Its first call begins the exchange.
     pub(crate) fn exchange(
         &mut self,
         rank: usize,
@@ -329,7 +329,8 @@ impl Clique {
         }
     }
 
-    /// Forgets exchanges that are over, and gives up those that have waited too long for a rank: the call that waits.
+    /// Forgets exchanges that are over, and gives up if one has waited too long for a rank. Returns the call that
+    /// waits.
     pub(crate) fn expire(&mut self) -> Option<OpName> {
         self.exchanges.retain(|_, exchange| !exchange.fence.is_signaled());
         let late = |exchange: &&Arc<Exchange>| {
@@ -373,7 +374,8 @@ pub(crate) fn agreed(work: &CollectiveWork) -> Agreed {
 pub(crate) struct Registered {
     communicator: u64,
     pub(crate) range: DeviceRange,
-    /// The last operation that each stream was given before: they do not use the registration.
+    /// The last operation that each stream was given before. Operations up to it do not use the
+    /// registration.
     given_before: HashMap<u64, u64>,
 }
 
@@ -412,7 +414,7 @@ impl Cliques {
         self.communicators.insert(communicator, (*id, rank));
     }
 
-    /// Has a communicator know a range by a handle. `given_before`: the last operation that each stream was given.
+    /// Has a communicator know a range by a handle. `given_before` is the last operation that each stream was given.
     pub(crate) fn register(
         &mut self,
         communicator: u64,
@@ -423,7 +425,7 @@ impl Cliques {
         self.registered.insert(handle, Registered { communicator, range, given_before });
     }
 
-    /// The range that a communicator knew by a handle, and does not know any more.
+    /// Takes out the range that a communicator knew by a handle.
     pub(crate) fn deregister(&mut self, communicator: u64, handle: u64) -> Option<Registered> {
         let is_its = self.registered.get(&handle)?.communicator == communicator;
         if is_its { self.registered.remove(&handle) } else { None }
@@ -435,7 +437,7 @@ impl Cliques {
         Some((self.cliques.get_mut(&id)?, rank))
     }
 
-    /// Takes a communicator out. `why` its clique is lost, if it is not to be left in peace.
+    /// Takes a communicator out. If it was aborted, its clique is lost.
     pub(crate) fn remove(&mut self, communicator: u64, is_aborted: bool) {
         self.registered.retain(|_, registered| registered.communicator != communicator);
         let Some((id, rank)) = self.communicators.remove(&communicator) else { return };

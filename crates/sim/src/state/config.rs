@@ -1,4 +1,4 @@
-//! The configuration of a simulated device: size, seed, schedule, missing features.
+//! The configuration of a simulated device, with its size, seed, schedule and missing features.
 
 use aquifer_driver::DeviceProperties;
 use aquifer_driver::error::{Result, ensure};
@@ -10,13 +10,13 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// Only inside calls that wait or ask. A synchronisation runs ready operations of all streams in
-    /// a seeded random order until its own target is done; an event query runs a few. The same calls
-    /// with the same seed run in the same order.
+    /// The queues run only inside calls that wait or ask. A synchronisation runs ready operations of
+    /// all streams in a seeded random order until its own target is done. An event query runs a few.
+    /// The same calls with the same seed run in the same order.
     #[default]
     OnDemand,
     /// A thread of the device runs ready operations of all streams in a seeded random order.
-    /// Closer to a GPU, but how far it gets between two calls depends on the machine.
+    /// That is closer to a GPU, but how far the thread gets between two calls depends on the machine.
     Background,
 }
 
@@ -69,7 +69,7 @@ struct Choice {
     variable: &'static str,
     /// The values that it can have, for people.
     values: &'static str,
-    /// The configuration with a value; `None` if it means nothing.
+    /// The configuration with a value. `None` if the value means nothing.
     apply: fn(SimConfig, &str) -> Option<SimConfig>,
 }
 
@@ -138,9 +138,8 @@ impl SimConfig {
     #[doc(hidden)]
     pub const SEED: &str = "AQUIFER_SIM_SEED";
 
-    /// The default, and over it what the environment chooses. [`Device::detect`](crate::Device::detect)
-    /// begins with it where it makes a simulated device; [`Device::simulated`](crate::Device::simulated)
-    /// asks nothing of the environment.
+    /// The default, and over it what the environment chooses. [`Device::detect`](crate::Device::detect) begins with it
+    /// if it makes a simulated device. [`Device::simulated`](crate::Device::simulated) asks nothing of the environment.
     ///
     /// | variable | values |
     /// | --- | --- |
@@ -159,7 +158,7 @@ impl SimConfig {
         Self::from_variables(&variable)
     }
 
-    /// As [`from_env`](Self::from_env), by a function that reads a variable.
+    /// Makes the configuration of [`from_env`](Self::from_env), with a function that reads a variable.
     #[doc(hidden)]
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
         let mut config = Self::default();
@@ -183,23 +182,24 @@ impl SimConfig {
         /// Sets the seed of the scheduler. 0 unless set. Every [`Report`](crate::sim::Report) names it.
         seed: u64;
 
-        /// Sets the device's memory in bytes. 4 GiB unless set. An allocation takes its memory from the
-        /// host, the device itself takes none. Page-locked memory does not count: the machine's physical memory
-        /// is its limit, where Linux tells it. Nor does managed memory, which may be as much as the device and the
-        /// machine have together.
+        /// Sets the device's memory in bytes. 4 GiB unless set. An allocation takes its memory from the host, and the
+        /// device itself takes none. Page-locked memory does not count. Its limit is the machine's physical memory, if
+        /// Linux tells that. Managed memory does not count either. It may be as much as the device and the machine have
+        /// together.
         capacity: u64;
 
-        /// Sets what mapped memory comes in multiples of, in bytes: of a [`VirtualResource`](crate::mr::VirtualResource), and
-        /// of pools on [handles](crate::mr::Handles). 2 MiB unless set, as on GPUs. Rounded up to a power of two, and to a page of 4 KiB.
+        /// Sets the granularity of mapped memory in bytes. The memory is that of a
+        /// [`VirtualResource`](crate::mr::VirtualResource), and of pools on [handles](crate::mr::Handles). 2 MiB unless
+        /// set, as on GPUs. Rounded up to a power of two, and to a page of 4 KiB.
         granularity: usize;
 
         /// Sets when the queues run. [`Schedule::OnDemand`] unless set.
         schedule: Schedule;
 
-        /// Sets how long waits that have no time of their own, such as that of
-        /// [`to_vec`](crate::DeviceVec::to_vec), stand still for a rank of a [`Communicator`](crate::Communicator) that does
-        /// not call: then the communicator is lost, and a report of
-        /// [`LostRank`](crate::sim::Violation::LostRank) is the error. 30 seconds unless set. On a GPU they wait for good.
+        /// Sets how long a wait stands still for a rank of a [`Communicator`](crate::Communicator) that does not call.
+        /// Then the communicator is lost, and a report of [`LostRank`](crate::sim::Violation::LostRank) is the error.
+        /// It holds for waits that have no time of their own, such as that of [`to_vec`](crate::DeviceVec::to_vec). 30
+        /// seconds unless set. On a GPU such waits never end.
         /// [`Communicator::synchronize`](crate::Communicator::synchronize) goes by its own time, and makes no report.
         rank_timeout: Duration;
 
@@ -236,13 +236,13 @@ impl SimConfig {
         self
     }
 
-    /// Does not follow what pools hand out: the device then knows a pool's memory by the blocks of its
-    /// upstream alone, and finds no use of memory after its free to a pool, none past the end of a pool's block,
-    /// and no read of a block that was handed out again and not written since. Its reports name no vectors.
+    /// Does not follow what pools hand out. The device then knows a pool's memory by the blocks of its upstream alone.
+    /// It finds no use of memory after its free to a pool, and none past the end of a pool's block. It finds no read of
+    /// a block that was handed out again and not written since. Its reports name no vectors.
     ///
-    /// A pool that is followed hands out blocks of just the bytes that were asked, and each block takes
-    /// the pool's slow way. For benches, counts of instructions and replays, and for tests of what a pool
-    /// does on a GPU: its capacities, and its way without a lock.
+    /// A pool that is followed hands out blocks of just the bytes that were asked, and each block takes the pool's slow
+    /// way. This is for benches, counts of instructions and replays. It is also for tests of what a pool does on a GPU,
+    /// as its capacities and its way without a lock are.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, sim::SimConfig};
@@ -257,7 +257,7 @@ impl SimConfig {
         self
     }
 
-    /// Simulates a device that reaches no memory of other devices, nor they its own: copies between them still run.
+    /// Simulates a device that reaches no memory of other devices, nor they its own. Copies between them still run.
     pub fn without_peer_access(mut self) -> Self {
         self.peer_access = false;
         self

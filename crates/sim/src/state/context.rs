@@ -1,8 +1,8 @@
-//! The context of a simulated device: its reports, its call counts, the failures to inject, and
-//! whether it is lost.
+//! The context of a simulated device. It has the reports, the call counts, the failures to inject, and
+//! whether the context is lost.
 //!
-//! Shared by the driver, the handles of tests and the scheduler. Its lock is a leaf: no other lock is
-//! taken, and nothing else is called, under it.
+//! It is shared by the driver, the handles of tests and the scheduler. Its lock is a leaf, so no other lock is taken,
+//! and nothing else is called, under it.
 
 use super::config::SimConfig;
 use crate::check::{OpName, Report, ReportedMemory, Violation};
@@ -17,20 +17,20 @@ use std::collections::BTreeMap;
 /// More reports than this are logged and not kept.
 const KEPT_REPORTS: usize = 1024;
 
-/// Behind a report that an earlier call returned already.
+/// The log of a report that an earlier call returned already.
 const TOLD_BEFORE: &str = "an earlier call returned this report; each that waits does, until Simulator::take_reports clears it";
 
 #[derive(Debug)]
 pub(crate) struct InjectedFailure {
     pub(crate) call: String,
-    /// Calls until the failure; 1 is the next call.
+    /// Calls until the failure. The next call is 1.
     pub(crate) left: u64,
     pub(crate) code: u32,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct ContextLog {
-    /// Those that were not taken.
+    /// The reports that were not taken.
     pub(crate) reports: Vec<Arc<Report>>,
     /// A call of the program has returned the first of them.
     is_first_told: bool,
@@ -48,9 +48,9 @@ pub(crate) struct SimContext {
     pub(crate) config: SimConfig,
     /// The device's legacy default stream, which takes no part in captures.
     pub(crate) legacy_stream: u64,
-    /// The error code of every call; 0 while the context lives.
+    /// The error code of every call, or 0 while the context lives.
     lost: AtomicU64,
-    /// What lost it, if the device found that: the source of every later error.
+    /// The report of what lost it, if the device found that. It is the source of every later error.
     cause: OnceLock<Arc<Report>>,
     pub(crate) log: Mutex<ContextLog>,
     /// The threads that are in a launch of a graph, and on which handles. They may wait for the state's lock.
@@ -75,7 +75,7 @@ impl SimContext {
         Self { id, config, legacy_stream, lost, cause, log, launches }
     }
 
-    /// The calling thread launches a graph on the stream.
+    /// Notes that the calling thread launches a graph on the stream.
     pub(crate) fn begin_launch(&self, stream: RawStream) -> LaunchUnderWay<'_> {
         self.launches.lock().push((thread_id::assign(), stream));
         LaunchUnderWay(self)
@@ -87,7 +87,7 @@ impl SimContext {
         self.launches.lock().iter().any(|&(thread, on)| on == stream && thread != here)
     }
 
-    /// Counts a call; the error that was injected for it, if any.
+    /// Counts a call. Returns the error that was injected for it, if any.
     pub(crate) fn count_call(&self, call: &'static str) -> DriverResult<()> {
         let mut log = self.log.lock();
         *log.calls.entry(call).or_default() += 1;
@@ -152,7 +152,7 @@ impl SimContext {
         report
     }
 
-    /// Reports a handle that is dead, or of another device. The error that the call returns.
+    /// Reports a handle that is dead, or of another device. Returns the error of the call.
     pub(crate) fn report_handle(
         &self,
         kind: Violation,
@@ -163,8 +163,8 @@ impl SimContext {
         DriverError::with_detail(name.call, DriverError::INVALID_HANDLE, report)
     }
 
-    /// Reports a range that is not memory of the device, or not any more. The error that the call
-    /// returns.
+    /// Reports a range that is not memory of the device, or not any more. Returns the error of the
+    /// call.
     pub(crate) fn report_address(
         &self,
         kind: Violation,
@@ -177,8 +177,8 @@ impl SimContext {
         DriverError::with_detail(name.call, DriverError::INVALID_VALUE, report)
     }
 
-    /// Logs the new reports. The caller holds no lock of the simulator, since a subscriber may call
-    /// it; the events are deferred until the locks of a pool above are released, too.
+    /// Logs the new reports. The caller holds no lock of the simulator, since a subscriber may call it.
+    /// The events are deferred until the locks of a pool above are released, too.
     pub(crate) fn emit_reports(&self) {
         let unlogged = std::mem::take(&mut self.log.lock().unlogged);
         for report in unlogged {
@@ -188,7 +188,7 @@ impl SimContext {
         }
     }
 
-    /// The result of a synchronisation: the first report that was not taken, then the loss.
+    /// The result of a synchronisation. The first report that was not taken goes before the loss.
     pub(crate) fn sync_result(&self, call: &'static str) -> DriverResult<()> {
         let mut log = self.log.lock();
         let Some(report) = log.reports.first().cloned() else {

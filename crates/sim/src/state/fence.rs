@@ -13,7 +13,7 @@ pub(crate) struct SimFence {
     /// The other devices with such queues, where ranks of a communicator are to pass it.
     others: Vec<u64>,
     of_ranks: bool,
-    /// It will never be passed, and is waited for no longer. As `remaining`.
+    /// The fence will never be passed, and is waited for no longer. It is guarded like `remaining`.
     cancelled: AtomicBool,
 }
 
@@ -50,7 +50,7 @@ impl SimFence {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// One queue has passed the record.
+    /// Notes that one queue has passed the record.
     pub(crate) fn pass(&self) {
         self.remaining.fetch_sub(1, Ordering::Relaxed);
     }

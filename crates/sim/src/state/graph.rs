@@ -15,7 +15,7 @@ pub(crate) struct EventRecord {
     pub(crate) clock: Arc<VectorClock>,
 }
 
-/// One event. Its last record is `record` or `captured`, never both; neither if there is none.
+/// One event. Its last record is `record` or `captured`, never both. Without a record it has neither.
 #[derive(Debug)]
 pub(crate) struct SimEvent {
     pub(crate) device: u64,

@@ -1,4 +1,4 @@
-//! Memory that was opened by a handle of this process: a second address of a block.
+//! Memory that was opened by a handle of this process, as a second address of a block.
 
 use crate::check::OpName;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ pub(crate) struct Import {
     /// Where the block begins. No address of device memory is used again, so no other block is ever there.
     pub(crate) block: u64,
     pub(crate) bytes: u64,
-    /// The pool that it was opened by, 0 without one.
+    /// The pool that it was opened by, or 0 without one.
     pub(crate) pool: u64,
     /// The call that opened it.
     pub(crate) by: OpName,
@@ -18,31 +18,31 @@ pub(crate) struct Import {
     pub(crate) count: u64,
 }
 
-/// All of them, by address.
+/// All imports, by address.
 #[derive(Debug, Default)]
 pub(crate) struct Imports {
     by_address: BTreeMap<u64, Import>,
 }
 
 impl Imports {
-    /// The block's own address for one of a block that was opened; any other address as it is.
+    /// The block's own address for one of a block that was opened. Any other address stays as it is.
     pub(crate) fn resolve(&self, address: u64) -> u64 {
         let found = self.around(address);
         found.map_or(address, |(start, import)| import.block + (address - start))
     }
 
-    /// What was opened around an address, and where it begins.
+    /// The import around an address, and where it begins.
     pub(crate) fn around(&self, address: u64) -> Option<(u64, &Import)> {
         let (&start, import) = self.by_address.range(..=address).next_back()?;
         (address - start < import.bytes).then_some((start, import))
     }
 
-    /// What a block was opened as.
+    /// The import of a block.
     pub(crate) fn of_block(&self, block: u64) -> Option<&Import> {
         self.by_address.values().find(|import| import.block == block)
     }
 
-    /// Counts another opening of a block by the same way: where it lies.
+    /// Counts another opening of a block by the same way. Returns where the import lies.
     pub(crate) fn open_again(&mut self, device: u64, block: u64, pool: u64) -> Option<u64> {
         let same = |import: &Import| (import.device, import.block, import.pool);
         let (&start, import) =
@@ -55,8 +55,8 @@ impl Imports {
         self.by_address.insert(address, import);
     }
 
-    /// Closes what was opened at `address` by a device, through a pool or not. `None` if nothing was; what goes
-    /// with its last opening, inside.
+    /// Closes an import at `address` by a device, through a pool or not. `None` if there is none. Inside is the import
+    /// itself, if that was its last opening.
     pub(crate) fn close(
         &mut self,
         address: u64,

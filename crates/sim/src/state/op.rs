@@ -1,4 +1,4 @@
-//! Operations: what waits in the queues, and the memory that it touches.
+//! Operations, which wait in the queues, and the memory that they touch.
 
 use super::backing::Backing;
 use super::clique::Exchange;
@@ -7,18 +7,18 @@ use crate::check::OpName;
 use aquifer_driver::{Access, HostForm, LaunchConfig, RawArg, RawFill};
 use aquifer_sync::Arc;
 
-/// What an operation does when it runs. Addresses are not part of it: it works on the ranges of its
+/// The work of an operation when it runs. Addresses are not part of it. It works on the ranges of its
 /// [`SimOp`], so that a graph can repeat it wherever they lie by then.
 #[derive(Clone, Debug)]
 pub(crate) enum OpWork {
-    /// Nothing: it has a place in stream order, or was refused and keeps its place.
+    /// No work. The operation only has a place in stream order, or was refused and keeps its place.
     Nothing,
     /// Copies this many bytes from the first range to the last.
     Copy(usize),
     /// Copies bytes of pageable memory, which were staged at the call.
     CopyStaged(Vec<u8>),
     Fill(RawFill),
-    /// Poisons the target of a refused copy of this many bytes to the host, which must not stay
+    /// Poisons the target of a refused copy of this many bytes to the host. The target must not stay
     /// unwritten.
     PoisonHost(usize),
     Kernel {
@@ -28,7 +28,7 @@ pub(crate) enum OpWork {
     },
     Record(Arc<SimFence>),
     Wait(Arc<SimFence>),
-    /// Brings the first range to an exchange as the part in this place; none, where it has no range.
+    /// Brings the first range to an exchange as the part in this place. Without a range it brings none.
     Bring {
         exchange: Arc<Exchange>,
         slot: usize,
@@ -61,7 +61,7 @@ pub(crate) enum AddressSpace {
     Host,
 }
 
-/// A range that a call names: `count` rows of `bytes` bytes, `stride` bytes apart.
+/// A range that a call names, of `count` rows of `bytes` bytes, `stride` bytes apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TouchedRange {
     pub(crate) address: u64,
@@ -89,7 +89,7 @@ impl TouchedRange {
     }
 }
 
-/// A touched range found in its block. Keeps the memory alive until the operation has run.
+/// A touched range found in its block. It keeps the memory alive until the operation has run.
 #[derive(Clone, Debug)]
 pub(crate) struct OpRange {
     pub(crate) backing: Arc<Backing>,
@@ -140,7 +140,7 @@ pub(crate) struct Watchpoint {
 #[derive(Debug)]
 pub(crate) struct SimOp {
     pub(crate) name: OpName,
-    /// Its number in its stream; set when it is pushed.
+    /// Its number in its stream, which is set when it is pushed.
     pub(crate) tick: u64,
     pub(crate) work: OpWork,
     pub(crate) ranges: Vec<OpRange>,

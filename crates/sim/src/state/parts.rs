@@ -1,12 +1,12 @@
-//! What pools say of a block: which parts of it are handed out, and which nothing may touch.
+//! The parts of a block as pools tell them. Some are handed out, and some may not be touched.
 //!
-//! A pool takes a range as its *heap*, and cuts *regions* from it. A pool over a pool takes a region of the
-//! lower one as its heap; when it gives that back, the lower pool's region is as it was.
+//! A pool takes a range as its *heap*, and cuts *regions* from it. A pool over a pool takes a region of the lower one
+//! as its heap. When it gives that back, the lower pool's region is as it was.
 
 use crate::check::{AccessStamp, OpName};
 use std::collections::BTreeMap;
 
-/// From the first byte to the one after the last, in a block.
+/// A range in a block, from the first byte to the one after the last.
 pub(crate) type Range = (u64, u64);
 
 /// A region that a pool has handed out.
@@ -15,18 +15,18 @@ pub(crate) struct Region {
     pub(crate) range: Range,
     /// The allocation.
     pub(crate) by: OpName,
-    /// What each use comes after. `None` for a region of a capture: its uses are launches, which come after
+    /// The access that each use comes after. `None` for a region of a capture. Its uses are launches, which come after
     /// what the stream was given before the capture.
     pub(crate) order: Option<AccessStamp>,
 }
 
-/// What a part of a block is to its pool.
+/// The state of a part of a block in its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PartState {
     /// Never handed out.
     Reserved,
     Allocated(Region),
-    /// Freed by `by`. `kept_for_graph`: launches of graphs may still use it.
+    /// Freed by `by`. With `kept_for_graph`, launches of graphs may still use it.
     Freed {
         by: OpName,
         kept_for_graph: bool,
@@ -43,22 +43,22 @@ struct Part {
 #[derive(Debug)]
 struct Heap {
     end: u64,
-    /// What was in its range before.
+    /// The parts that were in its range before.
     below: Vec<(u64, Part)>,
 }
 
 /// Why an access is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartError {
-    /// It begins in memory that this operation freed.
+    /// The access begins in memory that this operation freed.
     Freed(OpName),
-    /// It begins in the region of this range that `by` allocated, and goes on past its end.
+    /// The access begins in the region of this range that `by` allocated, and goes on past its end.
     Outside { by: OpName, range: Range },
-    /// It begins in memory that a pool has, or goes on to such memory.
+    /// The access begins in memory that a pool has, or goes on to such memory.
     Unmapped,
 }
 
-/// What the free of a region has found.
+/// The result of the free of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FreedPart {
     /// The region, which is free now.
@@ -69,7 +69,7 @@ pub(crate) enum FreedPart {
     Unknown,
 }
 
-/// The parts of one block that pools have. The others are nothing but the block's.
+/// The parts of one block that pools have. Any other part is the block's alone.
 ///
 /// INV-1: parts are disjoint.
 #[derive(Debug, Default)]
@@ -97,7 +97,7 @@ impl Parts {
         }
     }
 
-    /// Takes out what is in a range.
+    /// Takes out the parts of a range.
     fn take(&mut self, (start, end): Range) -> Vec<(u64, Part)> {
         self.split(start);
         self.split(end);
@@ -109,14 +109,14 @@ impl Parts {
         self.parts.insert(range.0, Part { end: range.1, pool, state });
     }
 
-    /// A range is the pool's from now on, and nothing may touch it.
+    /// Makes a range the pool's, so that no access may touch it.
     pub(crate) fn add_heap(&mut self, pool: u64, range: Range) {
         let below = self.take(range);
         self.heaps.insert((range.0, pool), Heap { end: range.1, below });
         self.set(pool, range, PartState::Reserved);
     }
 
-    /// A range is the pool's no more, but what it was before.
+    /// Takes a range from the pool, and restores what it was before.
     pub(crate) fn remove_heap(&mut self, pool: u64, range: Range) {
         let key = (range.0, pool);
         if self.heaps.get(&key).is_some_and(|heap| heap.end == range.1)
@@ -127,12 +127,12 @@ impl Parts {
         }
     }
 
-    /// A region is handed out, whatever it was before.
+    /// Hands out a region, whatever it was before.
     pub(crate) fn allocate(&mut self, pool: u64, region: Region) {
         self.set(pool, region.range, PartState::Allocated(region));
     }
 
-    /// A region goes back to its pool. What is no region of that pool stays as it is.
+    /// Gives a region back to its pool. Memory that is no region of that pool stays as it is.
     pub(crate) fn free(
         &mut self,
         pool: u64,
@@ -153,7 +153,8 @@ impl Parts {
         }
     }
 
-    /// A region ends elsewhere: in memory that nobody has, or earlier, and the rest is freed by `by`. Whether it does.
+    /// Moves the end of a region, into memory that nobody has, or down, where `by` frees the rest. Returns whether it
+    /// did.
     pub(crate) fn resize(&mut self, pool: u64, range: Range, end: u64, by: OpName) -> bool {
         let state = self.at(range.0).filter(|part| part.pool == pool).map(|part| part.state);
         let Some(PartState::Allocated(region)) = state.filter(|_| end > range.0) else {
@@ -178,8 +179,8 @@ impl Parts {
         }
     }
 
-    /// Whether an access may touch a range: all of it is one region's, or no pool's. Launches of graphs may
-    /// touch what pools keep for graphs, too.
+    /// Whether an access may touch a range. All of it has to be one region's, or no pool's. Launches of graphs may
+    /// touch memory that pools keep for graphs, too.
     pub(crate) fn check(&self, (start, end): Range, by_graph: bool) -> Result<(), PartError> {
         let Some(first) = self.at(start) else {
             let next = self.parts.range(start..end).next();

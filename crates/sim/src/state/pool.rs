@@ -1,6 +1,6 @@
-//! The driver's memory pools: their settings and their counts.
+//! The driver's memory pools, with their settings and their counts.
 //!
-//! A pool of a simulated device caches nothing, so what it has reserved is what is in use.
+//! A pool of a simulated device caches nothing, so its reserved bytes are those in use.
 
 use aquifer_driver::PoolAttribute;
 
@@ -15,7 +15,7 @@ pub(crate) struct SimPool {
 }
 
 impl SimPool {
-    /// A pool as a driver makes it: every way of reuse is allowed.
+    /// A pool as a driver makes it, with every way of reuse allowed.
     pub(crate) fn new(device: u64, release_threshold: u64, shareable: bool) -> Self {
         Self { device, shareable, settings: [1, 1, 1, release_threshold], used: 0, high: 0 }
     }
@@ -31,7 +31,7 @@ impl SimPool {
         }
     }
 
-    /// A setting that can be changed; `None` for a count.
+    /// A setting that can be changed. `None` for a count.
     pub(crate) fn setting_mut(&mut self, attribute: PoolAttribute) -> Option<&mut u64> {
         self.settings.get_mut(attribute as usize - 1)
     }

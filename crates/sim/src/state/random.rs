@@ -1,6 +1,6 @@
 //! The seeded generator behind every choice of the scheduler.
 
-/// SplitMix64: small, and the same numbers on every machine.
+/// SplitMix64, which is small and has the same numbers on every machine.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 

@@ -1,8 +1,8 @@
 //! All simulated devices, their streams, events and blocks, behind the one lock of the process.
 //!
-//! One lock, since an event of one device may be waited for on another, and page-locked memory
-//! belongs to all devices. A schedule depends on the generator and on the list of active queues; each
-//! device has its own, so that the devices of other tests change nothing.
+//! There is one lock, since an event of one device may be waited for on another, and page-locked memory belongs to all
+//! devices. A schedule depends on the generator and on the list of active queues. Each device has its own, so that the
+//! devices of other tests change nothing.
 
 use super::blocks::BlockTable;
 use super::clique::Cliques;
@@ -39,7 +39,7 @@ pub(crate) fn wait_changed(state: &mut StateGuard) {
     CHANGED.wait(state);
 }
 
-/// As [`wait_changed`], for so long at most.
+/// Releases the lock until the state has changed, for `limit` at most.
 pub(crate) fn wait_changed_for(state: &mut StateGuard, limit: Duration) {
     CHANGED.wait_for(state, limit);
 }
@@ -66,7 +66,7 @@ pub(crate) struct SimDevice {
     pub(crate) background: bool,
     /// All its streams, in the order of creation.
     pub(crate) streams: Vec<u64>,
-    /// One was made behind the crate's back, or is a thread's own.
+    /// A stream was made behind the crate's back, or is a thread's own.
     pub(crate) has_foreign_streams: bool,
     /// Its streams with operations in the queue, in an order that depends on the calls alone.
     pub(crate) active: Vec<u64>,
@@ -117,7 +117,7 @@ pub(crate) struct SimState {
     pub(crate) captures: HashMap<u64, SimCapture>,
     pub(crate) graphs: HashMap<u64, SimGraph>,
     pub(crate) pools: HashMap<u64, SimPool>,
-    /// Pools that were imported: the device, and the pool that each stands for.
+    /// Pools that were imported, with the device and the pool that each stands for.
     pub(crate) imported_pools: HashMap<u64, (u64, u64)>,
     /// The default stream of each thread on each device.
     pub(crate) thread_streams: HashMap<(u64, u64), u64>,
@@ -238,7 +238,8 @@ impl SimState {
         }
     }
 
-    /// The host has seen everything in `clock` complete; pools alone, at the end of a default pool.
+    /// Notes that the host has seen everything in `clock` complete. At the end of a default pool, pools
+    /// alone have.
     pub(crate) fn observe(&mut self, clock: &VectorClock) {
         if DefaultPoolEnd::is_here() {
             // A stream that is gone stays, or all of its work would count as seen.
@@ -257,7 +258,7 @@ impl SimState {
         }
     }
 
-    /// Pools have seen everything in `clock` complete.
+    /// Notes that pools have seen everything in `clock` complete.
     pub(crate) fn observe_for_pools(&mut self, clock: &VectorClock) {
         for (id, tick) in clock.entries() {
             if let Some(stream) = self.streams.get_mut(&id) {
@@ -331,7 +332,7 @@ impl SimState {
     }
 }
 
-/// As [`is_seen`], where a pool's look counts as well.
+/// Whether the host or a pool has seen a stream pass `tick`. A stream that is gone was seen to its end.
 pub(crate) fn is_seen_by_pools(streams: &HashMap<u64, SimStream>, stream: u64, tick: u64) -> bool {
     let seen = |stream: &SimStream| stream.seen.max(stream.seen_by_pools).max(stream.seen_at_ends);
     streams.get(&stream).is_none_or(|stream| seen(stream) >= tick)

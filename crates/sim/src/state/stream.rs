@@ -1,4 +1,4 @@
-//! Streams: queues of operations, and what is ordered before the next one.
+//! Streams, which are queues of operations, and what is ordered before the next one.
 
 use super::op::SimOp;
 use crate::check::{AccessStamp, VectorClock};
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 /// One stream.
 ///
-/// Its ticks number its operations: `seen <= passed <= tick`.
+/// Its ticks number its operations, with `seen <= passed <= tick`.
 ///
 /// # State table
 ///
@@ -35,7 +35,7 @@ pub(crate) struct SimStream {
     /// The operations of other streams that are ordered before the next one.
     pub(crate) clock: VectorClock,
     pub(crate) destroyed: bool,
-    /// A test holds it up: none of its operations runs.
+    /// A test holds the stream up, so none of its operations runs.
     pub(crate) stalled: bool,
     /// The capture that the stream takes part in.
     pub(crate) capture: Option<u64>,

@@ -17,12 +17,12 @@ pub(crate) struct SimHandle {
     pub(crate) bytes: u64,
     /// Where its bytes begin in the file of its device.
     pub(crate) offset: u64,
-    /// What is known of its bytes while no mapping of it is the newest one.
+    /// The shadow of its bytes while no mapping of it is the newest one.
     pub(crate) shadow: ShadowMemory,
     /// The address of its newest mapping, if that is still there.
     pub(crate) newest: Option<u64>,
     pub(crate) mappings: usize,
-    /// How often it was created, retained or imported and not released. Without one it is gone when it is unmapped.
+    /// How often it was created, retained or imported and not released. At 0 it is gone when it is unmapped.
     pub(crate) references: usize,
     pub(crate) spec: HandleSpec,
     /// Other handles may be of the same bytes, as a process that imports them has its own.
@@ -35,7 +35,7 @@ impl SimHandle {
     }
 }
 
-/// What a range of reserved addresses is.
+/// The state of a range of reserved addresses.
 ///
 /// # State table
 ///
@@ -66,11 +66,11 @@ impl Mapping {
     }
 }
 
-/// What a block of reserved addresses has mapped, by where it begins. Of other blocks, nothing.
+/// The mappings in a block of reserved addresses, by where they begin. Other blocks have none.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     by_start: BTreeMap<u64, Mapping>,
-    /// Other devices that reach one, by where it begins.
+    /// Other devices that reach a mapping, by where it begins.
     peers: BTreeSet<(u64, u64)>,
 }
 
@@ -121,7 +121,7 @@ impl Mappings {
         self.peers.insert((at, peer));
     }
 
-    /// Whether another device reaches any.
+    /// Whether another device reaches any mapping.
     pub(crate) fn is_shared_with(&self, peer: u64) -> bool {
         self.peers.iter().any(|&(_, known)| known == peer)
     }
@@ -135,7 +135,8 @@ impl Mappings {
         }
     }
 
-    /// Whether operations of the device, or of `peer`, find bytes in the whole range. The call that unmapped some of it, else.
+    /// Whether operations of the device, or of `peer`, find bytes in the whole range. The error is the call that
+    /// unmapped some of it, if there is one.
     pub(crate) fn check(
         &self,
         (start, end): (u64, u64),
@@ -160,7 +161,7 @@ impl Mappings {
 struct SharedBytes {
     #[cfg(target_os = "linux")]
     file: Option<std::fs::File>,
-    /// Where the next handle begins: no part of the file is used twice.
+    /// The place of the next handle. No part of the file is used twice.
     next: u64,
 }
 
@@ -224,7 +225,7 @@ impl VirtualMemory {
         }
     }
 
-    /// Has a part of a block of reserved addresses show a handle's bytes; none of them without a handle.
+    /// Has a part of a block of reserved addresses show a handle's bytes. Without a handle it shows none.
     pub(crate) fn show(
         &self,
         backing: &Arc<Backing>,

@@ -1,4 +1,4 @@
-//! Accesses: unordered ones, uninitialised ones, ranges that are nowhere.
+//! Accesses that are unordered or uninitialised, and ranges that are nowhere.
 
 use super::*;
 

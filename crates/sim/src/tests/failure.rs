@@ -1,4 +1,4 @@
-//! Failures: injected ones, a lost context, no memory, captures, a device that lacks things.
+//! Failures that are injected, a lost context, no memory, captures, and a device that lacks things.
 
 use super::*;
 use aquifer_driver::CaptureStatus;

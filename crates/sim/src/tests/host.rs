@@ -1,4 +1,4 @@
-//! Host memory: page-locked, registered, mapped, pageable.
+//! Host memory that is page-locked, registered, mapped or pageable.
 
 use super::*;
 
@@ -70,7 +70,7 @@ fn a_write_of_the_device_is_not_one_of_the_host() {
     fixture.clean();
 }
 
-/// The block may be larger than what is free: its pages are not touched.
+/// The block may be larger than what is free, since its pages are not touched.
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 fn page_locked_memory_fits_the_machine() {

@@ -1,4 +1,4 @@
-//! Blocks, streams and events: used too early, too late, freed too early, freed twice.
+//! Blocks, streams and events that are used too early or too late, freed too early, or freed twice.
 
 use super::*;
 

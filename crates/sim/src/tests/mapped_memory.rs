@@ -1,5 +1,5 @@
-//! Mapped memory is checked as strictly as any: access that was not set, mappings that work still uses, and what a
-//! handle keeps.
+//! Mapped memory is checked as strictly as any. The tests have access that was not set, mappings that work still uses,
+//! and what a handle keeps.
 
 use super::*;
 use aquifer_driver::{DeviceRange, HandleSpec, RawHandle};
@@ -189,7 +189,7 @@ fn a_range_over_several_handles_is_one_range() {
     fixture.clean();
 }
 
-/// A handle that is mapped again while work at its first address is pending: that work is seen at the second one.
+/// A handle is mapped again while work at its first address is pending, and that work is seen at the second one.
 #[test]
 fn a_second_mapping_has_the_bytes_and_the_uses_of_the_first() {
     for waits in [true, false] {

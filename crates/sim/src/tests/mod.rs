@@ -61,7 +61,7 @@ fn notes(run: u64) -> Vec<u64> {
 }
 
 /// A device and short names for its calls. The raw calls are unsafe, and these tests break their
-/// contracts on purpose: the simulated device has to survive that.
+/// contracts on purpose. The simulated device has to survive that.
 struct Fixture {
     driver: Arc<dyn Driver>,
     sim: Simulator,

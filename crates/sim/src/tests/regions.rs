@@ -1,9 +1,10 @@
-//! What pools cut from a block: used after the free, past the end, or before it was written.
+//! Parts that pools cut from a block, which are used after the free, past the end, or before they were
+//! written.
 
 use super::*;
 use aquifer_driver::DeviceRange;
 
-/// Two pools: the second one may be over the first.
+/// Two pools, of which the second may be over the first.
 const LOWER: u64 = 1;
 const UPPER: u64 = 2;
 
@@ -194,7 +195,7 @@ fn a_free_to_a_pool_follows_every_use() {
 }
 
 impl Fixture {
-    /// Nothing was found, with no wait that would order what comes.
+    /// The device found nothing, with no wait that would order what comes.
     #[track_caller]
     fn clean_but_running(&self) {
         self.sim.check().unwrap();
@@ -364,8 +365,7 @@ fn a_device_without_checks_of_pools_follows_none() {
     assert!(fixture.driver.regions().is_none());
 }
 
-/// Whatever is found is found at the call, and the calls of the driver are those of a device that does not
-/// look.
+/// Each finding comes at the call, and the calls of the driver are those of a device that does not look.
 #[test]
 fn regions_are_no_calls_of_the_driver() {
     let fixture = fixture();

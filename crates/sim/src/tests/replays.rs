@@ -1,5 +1,5 @@
-//! Graphs: captured operations run at every launch, in the launching stream's order, and are checked
-//! there like other work.
+//! Graphs, whose captured operations run at every launch, in the launching stream's order, and are
+//! checked there like other work.
 
 use super::*;
 use crate::state::Random;

@@ -1,11 +1,11 @@
-//! The scheduler: legal orders only, all of them, and the same one for the same seed.
+//! The scheduler runs legal orders only, reaches all of them, and repeats the order of a seed.
 
 use super::*;
 use crate::Schedule;
 use std::collections::BTreeSet;
 
-/// Three streams with four operations each; the first of the third waits for the second of the
-/// first. Returns the order in which they ran.
+/// Three streams with four operations each. The first of the third waits for the second of the first.
+/// Returns the order in which they ran.
 fn run(seed: u64) -> Vec<u64> {
     let fixture = Fixture::new(SimConfig::default().seed(seed));
     let streams = [fixture.stream(), fixture.stream(), fixture.stream()];

@@ -1,5 +1,5 @@
-//! Random programs: right ones stay clean and compute right, wrong ones are found, many threads
-//! do no harm.
+//! Random programs. Right ones stay clean and compute right, wrong ones are found, and many threads do
+//! no harm.
 
 use super::*;
 use crate::Schedule;

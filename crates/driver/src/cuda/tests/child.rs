@@ -112,7 +112,7 @@ impl Log {
         lines
     }
 
-    /// As [`take`](Self::take), the calls that only look left out.
+    /// The lines of [`take`](Self::take) without the calls that only look.
     pub(super) fn changes(&self) -> Vec<String> {
         let quiet =
             |line: &String| line.starts_with("cuCtxGetCurrent") || line.starts_with("cuThread");

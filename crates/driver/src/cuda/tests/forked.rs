@@ -1,4 +1,4 @@
-//! A forked child: every call is an error, and not one reaches the driver.
+//! Tests of a forked child, where every call is an error and not one reaches the driver.
 
 use super::*;
 use crate::error::DriverError;

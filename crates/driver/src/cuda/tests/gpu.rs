@@ -1,4 +1,4 @@
-//! The backend on a GPU. Says that it did nothing where there is none.
+//! The backend on a GPU. Where there is none, the tests say that they did nothing.
 
 use super::*;
 use crate::sync::Arc;

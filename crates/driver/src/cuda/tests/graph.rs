@@ -1,4 +1,4 @@
-//! Captures and graphs: the calls, and the errors of invalidated captures.
+//! Captures and graphs, with their calls and the errors of invalidated captures.
 
 use super::*;
 use crate::{CaptureStatus, RawGraph};

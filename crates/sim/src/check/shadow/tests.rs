@@ -1,4 +1,4 @@
-//! Segments split, merge and repeat as rows; the shadow knows each byte.
+//! Segments split, merge and repeat as rows, and the shadow knows each byte.
 
 use super::*;
 use crate::state::Random;

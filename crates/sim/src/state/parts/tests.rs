@@ -13,7 +13,7 @@ fn region(range: Range, number: u64) -> Region {
     Region { range, by: name(number), order: None }
 }
 
-/// What a byte is to the uppermost pool that has it.
+/// The state of a byte in the uppermost pool that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Byte {
     Reserved,
