@@ -139,7 +139,8 @@ pub(crate) fn log_levels(place: &Place) -> Result<Verdict> {
 
 pub(crate) fn doctest(place: &Place) -> Result<Verdict> {
     let mut test = cargo(place);
-    test.args(["test", "--doc", "--no-fail-fast", "-p", "aquifer-replay", OPTIONS]).args(of_the_library());
+    test.args(["test", "--doc", "--no-fail-fast", "-p", "aquifer-replay", OPTIONS])
+        .args(of_the_library());
     tests(&mut test)
 }
 

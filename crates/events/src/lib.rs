@@ -6,14 +6,14 @@ mod emit;
 mod environment;
 mod target;
 
+#[cfg(feature = "nvtx")]
+pub use aquifer_nvtx::{HeapHandle, MemoryExtension, memory_extension, range};
 pub use catch::{catch_panic, catch_panic_text};
 pub use emit::{
     DeferEvents, LEVEL, POOL, defer_events, defer_events_under_lock, emit, emit_deferred,
     is_deferring, is_enabled,
 };
 pub use environment::variable;
-#[cfg(feature = "nvtx")]
-pub use aquifer_nvtx::{HeapHandle, MemoryExtension, memory_extension, range};
 #[cfg(not(feature = "nvtx"))]
 pub use nvtx::range;
 pub use target::{target_bytes, target_length, target_text};

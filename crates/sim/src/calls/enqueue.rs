@@ -8,7 +8,6 @@ use crate::state::{
     SimState, TouchedRange, Watchpoint, is_seen,
 };
 use aquifer_driver::error::DriverError;
-use aquifer_driver::impls::Count;
 use aquifer_driver::{Access, DriverResult};
 use aquifer_sync::Arc;
 use aquifer_sync::trusted::unique;
@@ -158,32 +157,5 @@ impl Call<'_> {
                 context.report(found.violation, name, other, memory, note);
             }
         }
-    }
-
-    /// A range that a call names, for a report.
-    fn reported(&self, touched: &TouchedRange) -> ReportedMemory {
-        let (address, bytes) = touched.bounds();
-        self.state.blocks.reported(address, bytes)
-    }
-
-    /// Reports a range that is not memory of the device as a whole. Returns the error of the call.
-    pub(super) fn report_unmapped(
-        &self,
-        context: &SimContext,
-        name: OpName,
-        touched: &TouchedRange,
-        error: LookupError,
-    ) -> DriverError {
-        let (other, note) = match error {
-            LookupError::Outside { by, bytes, past } => {
-                let (past, bytes) = (Count(past, "byte"), Count(bytes, "byte"));
-                (Some(by), Some(format!("{past} past the end of a block of {bytes}")))
-            }
-            LookupError::Freed(by) => (Some(by), None),
-            LookupError::Unmapped => (None, None),
-        };
-        let name = name.accessing(touched.access);
-        let memory = self.reported(touched);
-        context.report_address(Violation::UnmappedAddress, name, other, memory, note)
     }
 }

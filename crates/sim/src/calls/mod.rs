@@ -11,6 +11,7 @@ mod peer;
 mod pool;
 mod regions;
 mod stream;
+mod unmapped;
 mod virtual_memory;
 mod work;
 
