@@ -7,7 +7,6 @@ use crate::state::{
     AddressSpace, CapturedWork, HostSide, LookupError, OpRange, OpWork, SimContext, SimOp,
     SimState, TouchedRange, Watchpoint, is_seen,
 };
-use aquifer_driver::error::DriverError;
 use aquifer_driver::{Access, DriverResult};
 use aquifer_sync::Arc;
 use aquifer_sync::trusted::unique;
