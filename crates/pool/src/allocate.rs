@@ -111,7 +111,8 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
-    /// [`allocate_cached`](Self::allocate_cached) had none.
+    /// [`allocate_cached`](Self::allocate_cached) had none, and [`allocate_own`](Self::allocate_own), where that was
+    /// tried: it takes more here, and is not tried again.
     pub fn allocate(
         &self,
         stream: &U::Stream,
@@ -122,12 +123,6 @@ impl<U: Upstream> Pool<U> {
         let Some(units) = self.aligned_units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
-        if let Some(own) = in_table.map(NonNull::from)
-            // SAFETY: the table gives a thread its own magazines, by pool and stream.
-            && let Some(block) = unsafe { self.allocate_own(own, stream_id, bytes, align) }
-        {
-            return Ok(block);
-        }
         // SAFETY: the same.
         let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         // What the warm way leaves to this one.
@@ -276,7 +271,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Frees a block in the order of `stream`, after [`deallocate_to_cache`](Self::deallocate_to_cache) did
-    /// not take it.
+    /// not take it, nor [`deallocate_own`](Self::deallocate_own), where that was tried.
     ///
     /// # Safety
     ///
@@ -292,12 +287,6 @@ impl<U: Upstream> Pool<U> {
         }
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
-        if let Some(magazine) = in_table
-            // SAFETY: the caller's promise.
-            && unsafe { self.deallocate_own(magazine.into(), &block) }
-        {
-            return;
-        }
         // SAFETY: as above.
         let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         if let Some(magazine) = magazine
