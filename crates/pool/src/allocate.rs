@@ -105,7 +105,7 @@ impl<U: Upstream> Pool<U> {
         let again = unsafe { magazine.try_with_fast(|classes| classes.is_missed_again(units)) };
         if again == Some(true) {
             // SAFETY: the caller's promise.
-            unsafe { self.note_miss(own_magazine, stream_id, units) };
+            unsafe { self.assign_class(own_magazine, stream_id, units) };
         }
         Some(self.make_block(slot_id, node, address, units))
     }
@@ -142,8 +142,12 @@ impl<U: Upstream> Pool<U> {
         let slot_id = match magazine.filter(|magazine| !magazine.is_retired()) {
             Some(magazine) => {
                 let slot_id = magazine.slot() as SlotId;
-                // SAFETY: the table gives a thread its own magazines, by pool and stream.
-                unsafe { self.note_miss(magazine.into(), stream_id, units) };
+                // SAFETY: the table gives a thread its own magazines, and `is_missed_again` enters none.
+                let again = unsafe { magazine.try_with(|classes| classes.is_missed_again(units)) };
+                if again == Some(true) {
+                    // SAFETY: the table gives a thread its own magazines, by pool and stream.
+                    unsafe { self.assign_class(magazine.into(), stream_id, units) };
+                }
                 Some(slot_id)
             }
             None => None,
@@ -181,12 +185,13 @@ impl<U: Upstream> Pool<U> {
         Ok(self.make_block(found.owner, found.taken.node, found.taken.address, units))
     }
 
-    /// Tells the magazine which size was missed. What it evicts goes to the heap.
+    /// Gives a size that was missed again its class in the magazine. What that evicts goes to the heap.
     ///
     /// # Safety
     ///
     /// As [`allocate_own`](Self::allocate_own).
-    unsafe fn note_miss(&self, magazine: NonNull<Magazine>, stream_id: u64, units: u32) {
+    #[cold]
+    unsafe fn assign_class(&self, magazine: NonNull<Magazine>, stream_id: u64, units: u32) {
         let mut freed = Ok(());
         // SAFETY: the caller's promise that it lives; not used after the first event.
         let magazine = unsafe { magazine.as_ref() };
@@ -195,7 +200,7 @@ impl<U: Upstream> Pool<U> {
         // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
         let to_list = unsafe {
             magazine.try_with(|classes| {
-                classes.note_miss(units, evict);
+                classes.assign_class(units, evict);
                 classes.mark_listed_if_needed()
             })
         };
