@@ -8,7 +8,7 @@ use super::local::{self, OnThreadExit};
 use super::magazine::{Cached, Limits, Magazine};
 use super::placement::{LARGE, Search};
 use super::remote_frees::Freed;
-use super::slot::report;
+use super::slot::{Slot, report};
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::{POOL, defer_events, emit_deferred, event};
 use crate::heap::NotLive;
@@ -169,8 +169,9 @@ impl<U: Upstream> Pool<U> {
         };
         let align = align.max(self.settings.alignment);
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
-        if slot.recording_graph() != 0
-            && let Some(block) = self.allocate_for_graph(slot, stream, units, align)?
+        let graph = slot.recording_graph();
+        if graph != 0
+            && let Some(block) = self.allocate_for_graph((slot, graph), stream, (units, align))?
         {
             return Ok(block);
         }
@@ -195,8 +196,8 @@ impl<U: Upstream> Pool<U> {
         let mut freed = Ok(());
         // SAFETY: the caller's promise that it lives; not used after the first event.
         let magazine = unsafe { magazine.as_ref() };
-        let slot_id = magazine.slot() as SlotId;
-        let evict = |block| freed = freed.and(self.free_to_owner(slot_id, block));
+        let Some(slot) = self.slot(magazine.slot() as SlotId) else { return };
+        let evict = |block| freed = freed.and(self.free_to_owner(slot, block));
         // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
         let to_list = unsafe {
             magazine.try_with(|classes| {
@@ -228,7 +229,7 @@ impl<U: Upstream> Pool<U> {
         unsafe {
             local::find_in_table_or_none(self.id, stream_id, |magazine| {
                 let pushed = magazine.and_then(|magazine| {
-                    let (units, cached) = self.cacheable(&block)?;
+                    let (units, cached) = cacheable(self.mark, &block)?;
                     magazine.as_ref().try_with_fast(|classes| classes.push(units, cached))?.ok()
                 });
                 if pushed.is_none() {
@@ -250,7 +251,7 @@ impl<U: Upstream> Pool<U> {
         // SAFETY: the caller's promise that it lives; not used after the first event.
         let magazine = unsafe { magazine.as_ref() };
         let slot_id = magazine.slot() as SlotId;
-        let Some((units, Cached { token, .. })) = self.cacheable(block) else { return false };
+        let Some((units, Cached { token, .. })) = cacheable(self.mark, block) else { return false };
         if owner_of(token) != slot_id {
             return false;
         }
@@ -265,14 +266,8 @@ impl<U: Upstream> Pool<U> {
         }
         let stamp = slot.epochs.current();
         report(slot.free(Freed { node: node_of(token), freed_by: slot_id, stamp }));
-        self.close_behind_large(slot_id, block);
+        self.close_behind_large(slot, block);
         true
-    }
-
-    /// A block as a magazine takes it: of this pool, and of no graph.
-    #[inline(always)]
-    fn cacheable(&self, block: &Block) -> Option<(u32, Cached)> {
-        cacheable(self.mark, block)
     }
 
     /// Frees a block in the order of `stream`, after [`deallocate_to_cache`](Self::deallocate_to_cache) did
@@ -295,7 +290,7 @@ impl<U: Upstream> Pool<U> {
         // SAFETY: as above.
         let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         if let Some(magazine) = magazine
-            && let Some((units, cached)) = self.cacheable(&block)
+            && let Some((units, cached)) = cacheable(self.mark, &block)
         {
             let is_to_push = in_table.is_none() || magazine.needs_fence();
             // SAFETY: as in `deallocate_to_cache`; `holds` enters none either.
@@ -313,11 +308,11 @@ impl<U: Upstream> Pool<U> {
                 _ => {}
             }
         }
-        let slot = match magazine {
-            Some(magazine) if !magazine.is_retired() => Ok(magazine.slot() as SlotId),
-            _ => self.register_magazine(stream, stream_id),
+        let slot_id = match magazine {
+            Some(magazine) if !magazine.is_retired() => Some(magazine.slot() as SlotId),
+            _ => self.register_magazine(stream, stream_id).ok(),
         };
-        let Ok(slot) = slot else {
+        let Some(slot) = slot_id.and_then(|slot_id| self.slot(slot_id)) else {
             return emit_deferred(move || {
                 event!(
                     error,
@@ -341,20 +336,21 @@ impl<U: Upstream> Pool<U> {
     /// An event behind the free of a large block, where memory is mapped. What the device has done with it is known then,
     /// whatever the stream is given next: it can move, and go back.
     #[inline]
-    fn close_behind_large(&self, freed_by: SlotId, block: &Block) {
+    fn close_behind_large(&self, freeing: &Slot<U>, block: &Block) {
         if block.bytes as u64 >= LARGE && self.upstream.mapped().is_some() {
-            self.try_close_epoch(freed_by);
+            self.try_close_epoch(freeing);
         }
     }
 
     /// Without an event the next one tells.
     #[cold]
-    fn try_close_epoch(&self, slot: SlotId) {
-        let source = self.slot(slot).filter(|slot| slot.recording_graph() == 0);
-        let Some(source) = source.filter(|_| !self.upstream.is_forked()) else { return };
+    fn try_close_epoch(&self, slot: &Slot<U>) {
+        if slot.recording_graph() != 0 || self.upstream.is_forked() {
+            return;
+        }
         // A free waits for no lock, and this one is held over calls of the driver.
-        if let Some(mut record) = source.epochs.try_lock() {
-            let _ = source.epochs.close(&self.upstream, &mut record);
+        if let Some(mut record) = slot.epochs.try_lock() {
+            let _ = slot.epochs.close(&self.upstream, &mut record);
         }
     }
 

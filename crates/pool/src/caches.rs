@@ -20,12 +20,16 @@ const FLUSH_MISSES_PER_MAGAZINE: usize = 4;
 impl<U: Upstream> Pool<U> {
     /// Empties a magazine into the heaps. The caller may be inside: heaps call no magazine.
     pub(super) fn drain(&self, magazine: &Magazine, classes: &mut SizeClasses) {
-        classes.drain(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
+        if let Some(slot) = self.slot(magazine.slot() as SlotId) {
+            classes.drain(|block| report(self.free_to_owner(slot, block)));
+        }
     }
 
     /// As [`drain`](Self::drain), because memory is short.
     fn flush(&self, magazine: &Magazine, classes: &mut SizeClasses) {
-        classes.flush(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
+        if let Some(slot) = self.slot(magazine.slot() as SlotId) {
+            classes.flush(|block| report(self.free_to_owner(slot, block)));
+        }
     }
 
     /// Calls `each` for these magazines, of any threads.
