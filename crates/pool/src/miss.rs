@@ -38,14 +38,17 @@ impl<U: Upstream> Pool<U> {
         if self.upstream.is_capturing(request.stream)? {
             return Err(Failure::Captured);
         }
-        let own = |progress: bool| if progress { self.take_own(request) } else { None };
+        let flushed = || match self.flush_thread_if_mergeable(request) {
+            true => self.take_own(request),
+            false => None,
+        };
         let mut seen = None;
         let found = self
             .take_from_recent_owners(request)
-            .or_else(|| own(self.flush_thread_if_mergeable(request)))
+            .or_else(flushed)
             .or_else(|| self.refill_from_shared(request))
             .or_else(|| self.steal_unpolled(request, &mut seen))
-            .or_else(|| own(self.poll_own(request.slot)));
+            .or_else(|| self.poll_own(request));
         found.map_or_else(|| self.take_steps(request, seen), Ok)
     }
 

@@ -5,7 +5,8 @@
 
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
-use super::request::Request;
+use super::placement::Search;
+use super::request::{Request, TakenBlock};
 use super::slot::Slot;
 use super::upstream::Upstream;
 use crate::heap::Heap;
@@ -121,17 +122,31 @@ impl<U: Upstream> Pool<U> {
         });
     }
 
-    /// Asks the device about what other streams freed into the slot's heap, and makes it the slot's own where that is
-    /// ready. Returns whether there was some.
-    pub(super) fn poll_own(&self, slot: &Slot<U>) -> bool {
-        let mut latest = Stamps::new();
+    /// Makes the stream's own what others freed into its heap and is ready, and takes a block if there was some.
+    pub(super) fn take_ready_own(
+        &self,
+        request: &Request<'_, U>,
+        heap: &mut Heap,
+        search: Search,
+    ) -> Option<TakenBlock> {
+        let slot = request.slot;
+        if !self.retag_ready_as_own(slot, heap) {
+            return None;
+        }
+        let taken = self.take_from(request, heap, (slot.id, usize::MAX), search)?;
+        Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken })
+    }
+
+    /// Asks the device about what other streams freed into the stream's heap, and takes a block where some is ready.
+    pub(super) fn poll_own(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        let (slot, mut latest) = (request.slot, Stamps::new());
         note_latest(slot, &mut latest);
         latest.remove(&slot.id);
         if latest.is_empty() {
-            return false;
+            return None;
         }
         self.close_and_poll(latest);
-        self.retag_ready_as_own(slot, &mut slot.heap())
+        self.take_ready_own(request, &mut slot.heap(), Search::Exhaustive)
     }
 
     /// Closes the epochs of all streams with free memory but one, and asks the device once how far it is. Returns whether it
