@@ -1,6 +1,7 @@
 //! What a pool of many streams does for each of them, counted: looks at other streams, heaps and
 //! magazines, entries of clocks.
 
+mod caches;
 #[cfg(debug_assertions)]
 mod walks;
 
@@ -119,17 +120,17 @@ struct Fixture {
 
 impl Fixture {
     fn new(steps: &[MissStep]) -> Self {
-        Self::aligned(256, steps)
+        Self::with(256, 1 << 20, steps)
     }
 
-    fn aligned(alignment: u64, steps: &[MissStep]) -> Self {
+    fn with(alignment: u64, cached_bytes: usize, steps: &[MissStep]) -> Self {
         let settings = Settings {
             limits: SizeLimits::new(1 << 40, 1 << 40),
             growth_step: 0,
             alignment,
             steps: steps.to_vec().into(),
             entries: 8,
-            cached_bytes: 1 << 20,
+            cached_bytes,
             listed: false,
         };
         let pool = Pool::new(EndlessMemory::default(), settings);
@@ -141,22 +142,50 @@ impl Fixture {
         Stream { id: self.next, dropped: Arc::default(), scans: self.scans.clone() }
     }
 
+    /// An allocation as resources make it that are other ones with a pool.
     fn allocate(&self, stream: &Stream) -> Block {
         let warm = self.pool.allocate_cached(stream.id, BYTES, 256);
-        warm.unwrap_or_else(|| self.pool.allocate(stream, stream.id, BYTES, 256).unwrap())
+        warm.unwrap_or_else(|| self.take_past(stream, BYTES))
     }
 
-    fn free(&self, stream: &Stream, block: Block) {
+    /// An allocation as a resource makes it: by the thread's magazine, by the stream's own heap, then by a miss.
+    fn take(&self, stream: &Stream, bytes: usize) -> Block {
+        let (pool, id) = (&self.pool, stream.id);
+        let past = |magazine: Option<_>| {
+            // SAFETY: the thread's own magazine of the stream, which lives.
+            let own = magazine.and_then(|it| unsafe { pool.allocate_own(it, id, bytes, 256) });
+            own.unwrap_or_else(|| self.take_past(stream, bytes))
+        };
+        // SAFETY: `past` uses the magazine first.
+        unsafe { pool.allocate_cached_or(id, bytes, 256, |block| block, past) }
+    }
+
+    /// An allocation that has tried nothing before.
+    fn take_past(&self, stream: &Stream, bytes: usize) -> Block {
+        self.pool.allocate(stream, stream.id, bytes, 256).unwrap()
+    }
+
+    /// A free as a resource makes it.
+    fn give(&self, stream: &Stream, block: Block) {
+        let (pool, id) = (&self.pool, stream.id);
         // SAFETY: the block is the pool's and live, and nothing ever uses it.
         unsafe {
-            self.pool.deallocate_to_cache(stream.id, block, |block, _| {
-                self.pool.deallocate(stream, stream.id, block);
+            pool.deallocate_to_cache(id, block, |block, magazine| {
+                if !magazine.is_some_and(|it| pool.deallocate_own(it, &block)) {
+                    pool.deallocate(stream, id, block);
+                }
             });
         }
     }
 
+    /// A free that has tried nothing before.
+    fn give_past(&self, stream: &Stream, block: Block) {
+        // SAFETY: as above.
+        unsafe { self.pool.deallocate(stream, stream.id, block) }
+    }
+
     fn use_once(&self, stream: &Stream) {
-        self.free(stream, self.allocate(stream));
+        self.give(stream, self.allocate(stream));
     }
 
     fn scans(&self) -> usize {
@@ -247,11 +276,11 @@ fn a_miss_looks_at_magazines_that_may_hold_something() {
     let last = fixture.stream();
     let block = fixture.allocate(&last);
     assert_eq!((stocked(), fixture.pool.stats().cached), (1, BYTES));
-    fixture.free(&last, block);
+    fixture.give(&last, block);
     // What the pool would have to grow for does.
     let large = fixture.pool.allocate(&last, last.id, 64 << 20, 1).unwrap();
     assert_eq!((stocked(), fixture.pool.stats().cached), (0, 0));
-    fixture.free(&last, large);
+    fixture.give(&last, large);
 }
 
 /// One thread trims, and the device is not done.
@@ -302,7 +331,7 @@ fn a_pool_has_no_shared_heap_before_that_is_given_memory() {
 fn units_are_right_at_every_edge() {
     for power in 8..64 {
         let alignment = 1_u64 << power;
-        let fixture = Fixture::aligned(alignment, &[MissStep::Grow]);
+        let fixture = Fixture::with(alignment, 1 << 20, &[MissStep::Grow]);
         let mut sizes = vec![0, 1, 255, 256, 257, u64::MAX, u64::MAX - 1];
         for edge in (0..64).map(|power| 1_u64 << power) {
             sizes.extend([

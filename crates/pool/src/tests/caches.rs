@@ -1,0 +1,141 @@
+//! What of threads' caches goes to the heaps before a pool grows, and when.
+
+use super::{BYTES, Fixture, Stream};
+use crate::miss_step::MissStep::{self, Grow, GrowToMaximum, Wait};
+use crate::sync::trusted::Ordering;
+use crate::sync::trusted::channel;
+
+const MIB: usize = 1 << 20;
+
+impl Fixture {
+    /// Has the calling thread keep so many blocks of a size, which the stream's heap has as one piece.
+    fn keep(&self, stream: &Stream, count: usize, bytes: usize) {
+        // Two misses in a row, each of which takes a part of the piece.
+        let blocks: Vec<_> = (0..count).map(|_| self.take(stream, bytes)).collect();
+        blocks.into_iter().for_each(|block| self.give(stream, block));
+    }
+
+    fn cached(&self) -> usize {
+        self.pool.stats().cached
+    }
+
+    fn growths(&self) -> usize {
+        self.pool.counters().growths.load(Ordering::Relaxed)
+    }
+
+    /// Has the stream's heap have so many free bytes in one piece.
+    fn bring(&self, stream: &Stream, bytes: usize) {
+        let block = self.take(stream, bytes);
+        self.give(stream, block);
+    }
+}
+
+/// Runs `then` while another thread has 12 MiB in its magazine of the first of two streams, of whose heap they are all.
+fn beside_a_thread_with_caches(steps: &[MissStep], then: impl FnOnce(&Fixture, &Stream, &Stream)) {
+    let mut fixture = Fixture::with(256, 12 * MIB, steps);
+    let [stream, other] = [(); 2].map(|()| fixture.stream());
+    fixture.bring(&stream, 12 * MIB);
+    let (ready, is_ready) = channel::bounded(0);
+    let (go, goes) = channel::bounded::<()>(0);
+    std::thread::scope(|scope| {
+        let (fixture, stream, other) = (&fixture, &stream, &other);
+        scope.spawn(move || {
+            // Registers the stream on this thread; its class comes with the second miss.
+            fixture.keep(stream, 8, 3 * MIB / 2);
+            fixture.keep(stream, 8, 3 * MIB / 2);
+            ready.send(()).unwrap();
+            let _ = goes.recv();
+        });
+        is_ready.recv().unwrap();
+        let kept = fixture.cached();
+        // Dropped if this panics, too.
+        let go = go;
+        assert_eq!(kept, 12 * MIB);
+        then(fixture, stream, other);
+        drop(go);
+    });
+}
+
+/// The largest request for which the caches of all threads are flushed: 8 KiB less for each of two magazines.
+const MOST: usize = 12 * MIB - (16 << 10);
+
+#[test]
+fn before_growth_much_that_other_threads_keep_goes_to_the_heaps() {
+    beside_a_thread_with_caches(&[Grow], |fixture, stream, _| {
+        let growths = fixture.growths();
+        let block = fixture.take(stream, MOST);
+        assert_eq!((fixture.cached(), fixture.growths()), (0, growths), "it serves");
+        fixture.give(stream, block);
+    });
+}
+
+#[test]
+fn what_caches_held_may_be_waited_for_in_place_of_growth() {
+    beside_a_thread_with_caches(&[Grow, Wait], |fixture, _, other| {
+        let growths = fixture.growths();
+        let block = fixture.take(other, 11 * MIB);
+        assert_eq!((fixture.pool.stats().waits, fixture.growths()), (1, growths));
+        fixture.give(other, block);
+    });
+}
+
+#[test]
+fn a_wait_for_what_is_free_comes_before_caches_are_flushed_for_growth() {
+    // Not before growth to the maximum.
+    for (step, waits) in [(Grow, 1), (GrowToMaximum, 0)] {
+        beside_a_thread_with_caches(&[step, Wait], |fixture, stream, other| {
+            fixture.bring(stream, 16 * MIB);
+            let growths = fixture.growths();
+            let block = fixture.take(other, 11 * MIB);
+            assert_eq!(
+                (fixture.pool.stats().waits, fixture.growths()),
+                (waits, growths + 1 - waits)
+            );
+            assert_eq!(fixture.cached(), waits * 12 * MIB);
+            fixture.give(other, block);
+        });
+    }
+}
+
+#[test]
+fn before_growth_little_that_other_threads_keep_stays() {
+    beside_a_thread_with_caches(&[Grow], |fixture, stream, _| {
+        let growths = fixture.growths();
+        let block = fixture.take(stream, MOST + 256);
+        assert_eq!((fixture.cached(), fixture.growths()), (12 * MIB, growths + 1));
+        // As often as there is much.
+        let second = fixture.take(stream, MOST);
+        assert_eq!((fixture.cached(), fixture.growths()), (0, growths + 1));
+        [block, second].into_iter().for_each(|block| fixture.give(stream, block));
+    });
+}
+
+#[test]
+fn before_growth_the_thread_gives_up_what_it_keeps_once_in_a_few_misses() {
+    let mut fixture = Fixture::new(&[Grow]);
+    let [kept, grown] = [(); 2].map(|()| fixture.stream());
+    let grow = || {
+        let block = fixture.take(&grown, 64 * MIB);
+        // Not free, so that the next one grows, too.
+        (block, fixture.cached())
+    };
+    let mut held = Vec::new();
+    fixture.bring(&kept, 4 * MIB);
+    let kept = |bytes| {
+        fixture.keep(&kept, 3, bytes);
+        assert_eq!(fixture.cached(), 3 * bytes);
+        3 * bytes
+    };
+    kept(BYTES);
+    let (block, cached) = grow();
+    held.push(block);
+    assert_eq!(cached, 0, "the first time");
+    // Then two magazines, and four misses for each.
+    let kept = kept(2 * BYTES);
+    for misses in 1..=8 {
+        let (block, cached) = grow();
+        held.push(block);
+        assert_eq!(cached, if misses < 8 { kept } else { 0 }, "{misses}");
+    }
+    held.into_iter().for_each(|block| fixture.give(&grown, block));
+}
