@@ -83,12 +83,11 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Asks `serve` until it serves: at once, and after each wait for the stream whose memory is pending for longest. An
-    /// error other than that upstream is exhausted ends it.
+    /// error other than that upstream is exhausted ends it. All caches are flushed.
     pub(super) fn wait_oldest_first<T>(
         &self,
         mut serve: impl FnMut() -> Result<Option<T>, Failure<U::Error>>,
     ) -> Result<Option<T>, Failure<U::Error>> {
-        self.flush_all();
         self.close_and_poll_all(None);
         let mut waits = None;
         loop {

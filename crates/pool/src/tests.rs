@@ -2,6 +2,7 @@
 //! magazines, entries of clocks.
 
 mod caches;
+mod waits;
 #[cfg(debug_assertions)]
 mod walks;
 
@@ -27,6 +28,8 @@ struct EndlessMemory {
     taken: AtomicU64,
     /// How often pools asked whether the device is past an event.
     questions: AtomicUsize,
+    /// The number of a stream of which no event is recorded.
+    refused: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -58,8 +61,11 @@ impl Upstream for EndlessMemory {
 
     fn drop_pool_handle(_: Stream) {}
 
-    fn record(&self, _: &Stream) -> Result<(), Self::Error> {
-        Ok(())
+    fn record(&self, stream: &Stream) -> Result<(), Self::Error> {
+        match stream.id == self.refused.load(Ordering::Relaxed) {
+            true => Err("no event"),
+            false => Ok(()),
+        }
     }
 
     fn record_again(&self, _: &Stream, (): &mut ()) -> Result<(), Self::Error> {
