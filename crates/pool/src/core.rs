@@ -260,6 +260,12 @@ impl<U: Upstream> Pool<U> {
         });
     }
 
+    /// As [`each_populated`](Self::each_populated), and of the shared heap last.
+    pub(super) fn each_heap(&self, mut each: impl FnMut(&Slot<U>)) {
+        self.each_populated(&mut each);
+        self.slot(SHARED).map(each);
+    }
+
     /// Whether more than one stream's heap was given memory.
     pub(super) fn has_several_sources(&self) -> bool {
         self.populated.snapshot().is_some_and(|slots| slots.len() > 1)

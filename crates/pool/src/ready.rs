@@ -45,7 +45,7 @@ impl Polls {
 }
 
 /// The latest stamp of each stream's frees.
-type Stamps = BTreeMap<SlotId, usize>;
+pub(super) type Stamps = BTreeMap<SlotId, usize>;
 
 impl<U: Upstream> Pool<U> {
     /// The last stamp of a slot's frees that the device has passed.
@@ -179,8 +179,7 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn free_and_other_bytes(&self) -> (usize, usize) {
         let mut free = 0;
         if !MODELLED {
-            self.each_populated(|source| free += source.heap().stats().free_bytes as usize);
-            free += self.slot(SHARED).map_or(0, |slot| slot.heap().stats().free_bytes as usize);
+            self.each_heap(|source| free += source.heap().stats().free_bytes as usize);
         }
         (free, self.reserved_bytes().saturating_sub(free))
     }
@@ -190,7 +189,12 @@ impl<U: Upstream> Pool<U> {
 pub(super) fn note_latest<U: Upstream>(source: &Slot<U>, latest: &mut Stamps) {
     let heap = source.heap();
     for tag in heap.tags() {
-        let known = latest.entry(tag).or_default();
-        *known = (*known).max(heap.latest_bound(tag));
+        note_stamp(latest, tag, heap.latest_bound(tag));
     }
+}
+
+/// Notes a stamp of a stream's frees, if there is no later one.
+pub(super) fn note_stamp(latest: &mut Stamps, tag: SlotId, stamp: usize) {
+    let known = latest.entry(tag).or_default();
+    *known = stamp.max(*known);
 }

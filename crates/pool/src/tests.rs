@@ -130,7 +130,11 @@ impl Fixture {
     }
 
     fn with(alignment: u64, cached_bytes: usize, steps: &[MissStep]) -> Self {
-        let settings = Settings {
+        Self::of(Self::settings(alignment, cached_bytes, steps))
+    }
+
+    fn settings(alignment: u64, cached_bytes: usize, steps: &[MissStep]) -> Settings {
+        Settings {
             limits: SizeLimits::new(1 << 40, 1 << 40),
             growth_step: 0,
             alignment,
@@ -138,7 +142,10 @@ impl Fixture {
             entries: 8,
             cached_bytes,
             listed: false,
-        };
+        }
+    }
+
+    fn of(settings: Settings) -> Self {
         let pool = Pool::new(EndlessMemory::default(), settings);
         Self { pool, scans: Arc::default(), next: 1 }
     }

@@ -2,6 +2,7 @@
 
 use super::{BYTES, Fixture, Stream};
 use crate::miss_step::MissStep::{self, Grow, GrowToMaximum, Wait};
+use crate::settings::Settings;
 use crate::sync::trusted::Ordering;
 use crate::sync::trusted::channel;
 
@@ -138,4 +139,17 @@ fn before_growth_the_thread_gives_up_what_it_keeps_once_in_a_few_misses() {
         assert_eq!(cached, if misses < 8 { kept } else { 0 }, "{misses}");
     }
     held.into_iter().for_each(|block| fixture.give(&grown, block));
+}
+
+#[test]
+fn a_pool_that_is_in_no_table_has_caches_all_the_same() {
+    let settings = Fixture::settings(256, MIB, &[Grow]);
+    let mut fixture = Fixture::of(Settings { listed: true, ..settings });
+    let stream = fixture.stream();
+    (0..3).for_each(|_| fixture.use_once(&stream));
+    assert_eq!(fixture.cached(), BYTES);
+    let block = fixture.take(&stream, BYTES);
+    assert_eq!(fixture.cached(), 0);
+    fixture.give(&stream, block);
+    assert_eq!(fixture.cached(), BYTES);
 }
