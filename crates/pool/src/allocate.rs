@@ -32,14 +32,8 @@ impl<U: Upstream> Pool<U> {
         if align > self.settings.alignment {
             return None;
         }
-        // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
-        // and `pop` enters none.
-        unsafe {
-            local::find_in_table_then(self.id, stream_id, |magazine| {
-                let cached = magazine.try_with_fast(|classes| classes.pop(units))??;
-                Some(cached.into_block(units))
-            })
-        }
+        // SAFETY: the magazine is not used.
+        unsafe { self.pop_or(stream_id, units, Some, |_| None) }
     }
 
     /// What `warm` makes of the block of [`allocate_cached`](Self::allocate_cached); else what `past` makes of
@@ -59,6 +53,21 @@ impl<U: Upstream> Pool<U> {
     ) -> R {
         let units = self.aligned_units(bytes).filter(|_| align <= self.settings.alignment);
         let Some(units) = units else { return past(None) };
+        // SAFETY: the caller's promise.
+        unsafe { self.pop_or(stream_id, units, warm, past) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`allocate_cached_or`](Self::allocate_cached_or).
+    #[inline(always)]
+    unsafe fn pop_or<R>(
+        &self,
+        stream_id: u64,
+        units: u32,
+        warm: impl FnOnce(Block) -> R,
+        past: impl FnOnce(Option<NonNull<Magazine>>) -> R,
+    ) -> R {
         // SAFETY: the caller's promise; the table gives a thread its own magazines, which live, and `pop`
         // enters none.
         unsafe {
