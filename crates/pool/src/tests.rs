@@ -18,6 +18,12 @@ use std::time::Duration;
 
 const BYTES: usize = 4096;
 
+/// All steps, in the order of the usual policy.
+const STEPS: [MissStep; 7] = {
+    use MissStep::*;
+    [Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim]
+};
+
 /// Memory without end, on a device that never gets anywhere unless a test says so.
 #[derive(Default)]
 struct EndlessMemory {
@@ -299,8 +305,7 @@ fn a_miss_looks_at_magazines_that_may_hold_something() {
 /// One thread trims, and the device is not done.
 #[test]
 fn nothing_waits_for_what_a_trim_waits_for() {
-    use MissStep::*;
-    let mut fixture = Fixture::new(&[Complete, Ordered, Grow, Wait, GrowToMaximum, Gather, Trim]);
+    let mut fixture = Fixture::new(&STEPS);
     let (used, new) = (fixture.stream(), fixture.stream());
     fixture.use_once(&used);
     let pool = fixture.pool.clone();

@@ -1,14 +1,23 @@
-//! What of threads' caches goes to the heaps before a pool grows, and when.
+//! What threads keep in their caches, and what of that goes to the heaps before a pool grows.
 
-use super::{BYTES, Fixture, Stream};
-use crate::miss_step::MissStep::{self, Grow, GrowToMaximum, Wait};
+use super::{BYTES, Fixture, STEPS, Stream};
+use crate::miss_step::MissStep::{self, *};
 use crate::settings::Settings;
-use crate::sync::trusted::Ordering;
-use crate::sync::trusted::channel;
+use crate::sync::trusted::{Ordering, channel};
 
 const MIB: usize = 1 << 20;
 
 impl Fixture {
+    /// A stream for which the thread keeps a block of [`BYTES`], until another one's growth flushes its caches.
+    pub(super) fn used(&mut self) -> Stream {
+        let stream = self.stream();
+        for _ in 0..3 {
+            let block = self.take(&stream, BYTES);
+            self.give(&stream, block);
+        }
+        stream
+    }
+
     /// Has the calling thread keep so many blocks of a size, which the stream's heap has as one piece.
     fn keep(&self, stream: &Stream, count: usize, bytes: usize) {
         // Two misses in a row, each of which takes a part of the piece.
@@ -152,4 +161,50 @@ fn a_pool_that_is_in_no_table_has_caches_all_the_same() {
     assert_eq!(fixture.cached(), 0);
     fixture.give(&stream, block);
     assert_eq!(fixture.cached(), BYTES);
+}
+
+#[test]
+fn a_request_that_misses_is_one_miss_of_its_size() {
+    for take in [Fixture::take, Fixture::take_past] {
+        let mut fixture = Fixture::new(&[Grow]);
+        let stream = fixture.stream();
+        let held = fixture.take(&stream, 3 * MIB);
+        let [first, second] = [(); 2].map(|()| {
+            let block = take(&fixture, &stream, MIB);
+            let cached = fixture.pool.stats().cached;
+            assert_eq!(cached, 0, "nothing was freed");
+            block
+        });
+        fixture.give(&stream, second);
+        assert_eq!(fixture.pool.stats().cached, MIB, "the second miss in a row");
+        fixture.give(&stream, first);
+        assert_eq!(fixture.pool.stats().cached, MIB, "which keeps one");
+        // What the stream's own heap serves counts as well.
+        for cached in [MIB, MIB / 2] {
+            let block = take(&fixture, &stream, MIB / 2);
+            fixture.give(&stream, block);
+            assert_eq!(fixture.pool.stats().cached, cached);
+        }
+        fixture.give(&stream, held);
+    }
+}
+
+#[test]
+fn a_block_that_is_freed_twice_is_handed_out_once() {
+    for free in [Fixture::give, Fixture::give_past] {
+        let mut fixture = Fixture::new(&STEPS);
+        let [other, own] = [(); 2].map(|()| fixture.used());
+        let cached = fixture.take(&own, BYTES);
+        fixture.give(&own, cached);
+        let held = fixture.take(&own, 2 * BYTES);
+        fixture.give(&own, held);
+        for (stream, block) in [(&own, cached), (&own, held)] {
+            free(&fixture, stream, block);
+        }
+        let blocks = [BYTES, BYTES, 2 * BYTES, 2 * BYTES].map(|bytes| fixture.take(&own, bytes));
+        for (place, block) in blocks.iter().enumerate() {
+            assert!(blocks[..place].iter().all(|it| it.address != block.address));
+        }
+        blocks.into_iter().for_each(|block| fixture.give(&other, block));
+    }
 }
