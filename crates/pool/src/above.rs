@@ -1,13 +1,13 @@
 //! Memory behind a live block, which becomes longer: what is free there, and what is mapped behind that.
 
-use super::block::{SlotId, UNIT_SHIFT};
+use super::block::UNIT_SHIFT;
 use super::core::Pool;
 use super::mapping::MapLimits;
+use super::ready::{Stamps, note_stamp};
 use super::request::{Above, Behind, Request, TakenBlock, Target};
 use super::upstream::{Failure, Mapped, Upstream};
 use crate::heap::Taken;
 use std::cell::Cell;
-use std::collections::BTreeMap;
 
 /// What a look above a block has found.
 pub(super) enum LookedAbove {
@@ -122,14 +122,13 @@ impl<U: Upstream> Pool<U> {
     /// lets it wait for.
     pub(super) fn wait_for_above(&self, request: &Request<'_, U>, above: &Above<'_, U>) {
         let Above { owner, node, before, whole, .. } = *above;
-        let (mut missing, mut pending) = (whole - before, BTreeMap::<SlotId, usize>::new());
+        let (mut missing, mut pending) = (whole - before, Stamps::new());
         {
             let heap = owner.heap();
             // Of a block that is live: it was checked.
             for (tag, stamp, units) in heap.free_above(node).into_iter().flatten() {
                 if stamp > self.ready_for(request, tag) {
-                    let latest = pending.entry(tag).or_default();
-                    *latest = stamp.max(*latest);
+                    note_stamp(&mut pending, tag, stamp);
                 }
                 missing = missing.saturating_sub(units);
                 if missing == 0 {

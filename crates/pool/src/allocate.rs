@@ -8,7 +8,7 @@ use super::local::{self, OnThreadExit};
 use super::magazine::{Cached, Limits, Magazine};
 use super::placement::{LARGE, Search};
 use super::remote_frees::Freed;
-use super::slot::report;
+use super::slot::{Slot, report};
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::{POOL, defer_events, emit_deferred, event};
 use crate::heap::NotLive;
@@ -32,14 +32,8 @@ impl<U: Upstream> Pool<U> {
         if align > self.settings.alignment {
             return None;
         }
-        // SAFETY: the reference is gone when this returns; the table gives a thread its own magazines,
-        // and `pop` enters none.
-        unsafe {
-            local::find_in_table_then(self.id, stream_id, |magazine| {
-                let cached = magazine.try_with_fast(|classes| classes.pop(units))??;
-                Some(cached.into_block(units))
-            })
-        }
+        // SAFETY: the magazine is not used.
+        unsafe { self.pop_or(stream_id, units, Some, |_| None) }
     }
 
     /// What `warm` makes of the block of [`allocate_cached`](Self::allocate_cached); else what `past` makes of
@@ -59,6 +53,21 @@ impl<U: Upstream> Pool<U> {
     ) -> R {
         let units = self.aligned_units(bytes).filter(|_| align <= self.settings.alignment);
         let Some(units) = units else { return past(None) };
+        // SAFETY: the caller's promise.
+        unsafe { self.pop_or(stream_id, units, warm, past) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`allocate_cached_or`](Self::allocate_cached_or).
+    #[inline(always)]
+    unsafe fn pop_or<R>(
+        &self,
+        stream_id: u64,
+        units: u32,
+        warm: impl FnOnce(Block) -> R,
+        past: impl FnOnce(Option<NonNull<Magazine>>) -> R,
+    ) -> R {
         // SAFETY: the caller's promise; the table gives a thread its own magazines, which live, and `pop`
         // enters none.
         unsafe {
@@ -105,13 +114,14 @@ impl<U: Upstream> Pool<U> {
         let again = unsafe { magazine.try_with_fast(|classes| classes.is_missed_again(units)) };
         if again == Some(true) {
             // SAFETY: the caller's promise.
-            unsafe { self.note_miss(own_magazine, stream_id, units) };
+            unsafe { self.assign_class(own_magazine, stream_id, units) };
         }
         Some(self.make_block(slot_id, node, address, units))
     }
 
     /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
-    /// [`allocate_cached`](Self::allocate_cached) had none.
+    /// [`allocate_cached`](Self::allocate_cached) had none, and [`allocate_own`](Self::allocate_own), where that was
+    /// tried: it takes more here, and is not tried again.
     pub fn allocate(
         &self,
         stream: &U::Stream,
@@ -122,12 +132,6 @@ impl<U: Upstream> Pool<U> {
         let Some(units) = self.aligned_units(bytes) else { return Err(Failure::Exhausted(None)) };
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
-        if let Some(own) = in_table.map(NonNull::from)
-            // SAFETY: the table gives a thread its own magazines, by pool and stream.
-            && let Some(block) = unsafe { self.allocate_own(own, stream_id, bytes, align) }
-        {
-            return Ok(block);
-        }
         // SAFETY: the same.
         let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         // What the warm way leaves to this one.
@@ -147,8 +151,12 @@ impl<U: Upstream> Pool<U> {
         let slot_id = match magazine.filter(|magazine| !magazine.is_retired()) {
             Some(magazine) => {
                 let slot_id = magazine.slot() as SlotId;
-                // SAFETY: the table gives a thread its own magazines, by pool and stream.
-                unsafe { self.note_miss(magazine.into(), stream_id, units) };
+                // SAFETY: the table gives a thread its own magazines, and `is_missed_again` enters none.
+                let again = unsafe { magazine.try_with(|classes| classes.is_missed_again(units)) };
+                if again == Some(true) {
+                    // SAFETY: the table gives a thread its own magazines, by pool and stream.
+                    unsafe { self.assign_class(magazine.into(), stream_id, units) };
+                }
                 Some(slot_id)
             }
             None => None,
@@ -170,8 +178,9 @@ impl<U: Upstream> Pool<U> {
         };
         let align = align.max(self.settings.alignment);
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
-        if slot.recording_graph() != 0
-            && let Some(block) = self.allocate_for_graph(slot, stream, units, align)?
+        let graph = slot.recording_graph();
+        if graph != 0
+            && let Some(block) = self.allocate_for_graph((slot, graph), stream, (units, align))?
         {
             return Ok(block);
         }
@@ -186,21 +195,22 @@ impl<U: Upstream> Pool<U> {
         Ok(self.make_block(found.owner, found.taken.node, found.taken.address, units))
     }
 
-    /// Tells the magazine which size was missed. What it evicts goes to the heap.
+    /// Gives a size that was missed again its class in the magazine. What that evicts goes to the heap.
     ///
     /// # Safety
     ///
     /// As [`allocate_own`](Self::allocate_own).
-    unsafe fn note_miss(&self, magazine: NonNull<Magazine>, stream_id: u64, units: u32) {
+    #[cold]
+    unsafe fn assign_class(&self, magazine: NonNull<Magazine>, stream_id: u64, units: u32) {
         let mut freed = Ok(());
         // SAFETY: the caller's promise that it lives; not used after the first event.
         let magazine = unsafe { magazine.as_ref() };
-        let slot_id = magazine.slot() as SlotId;
-        let evict = |block| freed = freed.and(self.free_to_owner(slot_id, block));
+        let Some(slot) = self.slot(magazine.slot() as SlotId) else { return };
+        let evict = |block| freed = freed.and(self.free_to_owner(slot, block));
         // SAFETY: the table gave us this thread's own magazine, and heaps enter none.
         let to_list = unsafe {
             magazine.try_with(|classes| {
-                classes.note_miss(units, evict);
+                classes.assign_class(units, evict);
                 classes.mark_listed_if_needed()
             })
         };
@@ -228,7 +238,7 @@ impl<U: Upstream> Pool<U> {
         unsafe {
             local::find_in_table_or_none(self.id, stream_id, |magazine| {
                 let pushed = magazine.and_then(|magazine| {
-                    let (units, cached) = self.cacheable(&block)?;
+                    let (units, cached) = cacheable(self.mark, &block)?;
                     magazine.as_ref().try_with_fast(|classes| classes.push(units, cached))?.ok()
                 });
                 if pushed.is_none() {
@@ -250,7 +260,7 @@ impl<U: Upstream> Pool<U> {
         // SAFETY: the caller's promise that it lives; not used after the first event.
         let magazine = unsafe { magazine.as_ref() };
         let slot_id = magazine.slot() as SlotId;
-        let Some((units, Cached { token, .. })) = self.cacheable(block) else { return false };
+        let Some((units, Cached { token, .. })) = cacheable(self.mark, block) else { return false };
         if owner_of(token) != slot_id {
             return false;
         }
@@ -265,18 +275,12 @@ impl<U: Upstream> Pool<U> {
         }
         let stamp = slot.epochs.current();
         report(slot.free(Freed { node: node_of(token), freed_by: slot_id, stamp }));
-        self.close_behind_large(slot_id, block);
+        self.close_behind_large(slot, block);
         true
     }
 
-    /// A block as a magazine takes it: of this pool, and of no graph.
-    #[inline(always)]
-    fn cacheable(&self, block: &Block) -> Option<(u32, Cached)> {
-        cacheable(self.mark, block)
-    }
-
     /// Frees a block in the order of `stream`, after [`deallocate_to_cache`](Self::deallocate_to_cache) did
-    /// not take it.
+    /// not take it, nor [`deallocate_own`](Self::deallocate_own), where that was tried.
     ///
     /// # Safety
     ///
@@ -292,16 +296,10 @@ impl<U: Upstream> Pool<U> {
         }
         // SAFETY: used before anything else looks for a magazine.
         let in_table = unsafe { local::find(self.id, stream_id) };
-        if let Some(magazine) = in_table
-            // SAFETY: the caller's promise.
-            && unsafe { self.deallocate_own(magazine.into(), &block) }
-        {
-            return;
-        }
         // SAFETY: as above.
         let magazine = in_table.or_else(|| unsafe { local::find_in_list(self.id, stream_id) });
         if let Some(magazine) = magazine
-            && let Some((units, cached)) = self.cacheable(&block)
+            && let Some((units, cached)) = cacheable(self.mark, &block)
         {
             let is_to_push = in_table.is_none() || magazine.needs_fence();
             // SAFETY: as in `deallocate_to_cache`; `holds` enters none either.
@@ -319,11 +317,11 @@ impl<U: Upstream> Pool<U> {
                 _ => {}
             }
         }
-        let slot = match magazine {
-            Some(magazine) if !magazine.is_retired() => Ok(magazine.slot() as SlotId),
-            _ => self.register_magazine(stream, stream_id),
+        let slot_id = match magazine {
+            Some(magazine) if !magazine.is_retired() => Some(magazine.slot() as SlotId),
+            _ => self.register_magazine(stream, stream_id).ok(),
         };
-        let Ok(slot) = slot else {
+        let Some(slot) = slot_id.and_then(|slot_id| self.slot(slot_id)) else {
             return emit_deferred(move || {
                 event!(
                     error,
@@ -347,20 +345,21 @@ impl<U: Upstream> Pool<U> {
     /// An event behind the free of a large block, where memory is mapped. What the device has done with it is known then,
     /// whatever the stream is given next: it can move, and go back.
     #[inline]
-    fn close_behind_large(&self, freed_by: SlotId, block: &Block) {
+    fn close_behind_large(&self, freeing: &Slot<U>, block: &Block) {
         if block.bytes as u64 >= LARGE && self.upstream.mapped().is_some() {
-            self.try_close_epoch(freed_by);
+            self.try_close_epoch(freeing);
         }
     }
 
     /// Without an event the next one tells.
     #[cold]
-    fn try_close_epoch(&self, slot: SlotId) {
-        let source = self.slot(slot).filter(|slot| slot.recording_graph() == 0);
-        let Some(source) = source.filter(|_| !self.upstream.is_forked()) else { return };
+    fn try_close_epoch(&self, slot: &Slot<U>) {
+        if slot.recording_graph() != 0 || self.upstream.is_forked() {
+            return;
+        }
         // A free waits for no lock, and this one is held over calls of the driver.
-        if let Some(mut record) = source.epochs.try_lock() {
-            let _ = source.epochs.close(&self.upstream, &mut record);
+        if let Some(mut record) = slot.epochs.try_lock() {
+            let _ = slot.epochs.close(&self.upstream, &mut record);
         }
     }
 

@@ -20,12 +20,16 @@ const FLUSH_MISSES_PER_MAGAZINE: usize = 4;
 impl<U: Upstream> Pool<U> {
     /// Empties a magazine into the heaps. The caller may be inside: heaps call no magazine.
     pub(super) fn drain(&self, magazine: &Magazine, classes: &mut SizeClasses) {
-        classes.drain(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
+        if let Some(slot) = self.slot(magazine.slot() as SlotId) {
+            classes.drain(|block| report(self.free_to_owner(slot, block)));
+        }
     }
 
     /// As [`drain`](Self::drain), because memory is short.
     fn flush(&self, magazine: &Magazine, classes: &mut SizeClasses) {
-        classes.flush(|block| report(self.free_to_owner(magazine.slot() as SlotId, block)));
+        if let Some(slot) = self.slot(magazine.slot() as SlotId) {
+            classes.flush(|block| report(self.free_to_owner(slot, block)));
+        }
     }
 
     /// Calls `each` for these magazines, of any threads.
@@ -44,14 +48,19 @@ impl<U: Upstream> Pool<U> {
         self.all_slots().flat_map(|slot| std::mem::take(&mut *slot.magazines.lock())).collect()
     }
 
-    /// Calls `each` for the magazines of all threads.
-    pub(super) fn with_all_revoked(&self, each: impl FnMut(&Magazine, &mut SizeClasses)) {
-        let reclaim = self.reclaim_lock.lock();
+    /// Those of all threads.
+    fn magazines(&self) -> Vec<Arc<Magazine>> {
         let mut all = Vec::new();
         for slot in self.all_slots() {
             all.extend(slot.magazines.lock().iter().cloned());
         }
-        self.revoke(&reclaim, &all, each);
+        all
+    }
+
+    /// Calls `each` for the magazines of all threads.
+    pub(super) fn with_all_revoked(&self, each: impl FnMut(&Magazine, &mut SizeClasses)) {
+        let reclaim = self.reclaim_lock.lock();
+        self.revoke(&reclaim, &self.magazines(), each);
     }
 
     /// Flushes every magazine of every thread into the heaps.
@@ -98,27 +107,31 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Flushes the caches of the calling thread, unless it did so a few misses ago: a pool that is too
-    /// small for all of them is to grow. Flushes those of all threads if they hold much. Returns whether the thread's had
-    /// something.
+    /// small for all of them is to grow. Flushes those of all threads if they hold much. Returns whether there was something.
     pub(super) fn flush_if_due(&self, request: &Request<'_, U>) -> bool {
         // Whether caches are large is a matter of size, which no model has.
         if MODELLED {
             return false;
         }
-        let (mut magazines, mut cached) = (0, 0);
-        self.with_all_revoked(|_, classes| {
-            magazines += 1;
-            cached += classes.totals().1;
-        });
-        let misses = self.counters().misses.load(Ordering::Relaxed);
-        let is_due = cached > 0 && misses >= self.next_flush.load(Ordering::Relaxed);
         let least = MIN_CACHED_TO_FLUSH_ALL.max(self.reserved_bytes() / 8).max(request.bytes());
-        if (cached << UNIT_SHIFT) as usize >= least + magazines * MIN_CACHED_PER_MAGAZINE {
-            self.flush_all();
-        } else if !is_due {
+        let reclaim = self.reclaim_lock.lock();
+        let magazines = self.magazines();
+        let mut cached = 0;
+        self.revoke(&reclaim, &magazines, |_, classes| cached += classes.totals().1);
+        let misses = self.counters().misses.load(Ordering::Relaxed);
+        let count = magazines.len();
+        let is_much = (cached << UNIT_SHIFT) as usize >= least + count * MIN_CACHED_PER_MAGAZINE;
+        let is_due = cached > 0 && misses >= self.next_flush.load(Ordering::Relaxed);
+        if !is_much && !is_due {
             return false;
         }
-        self.next_flush.store(misses + FLUSH_MISSES_PER_MAGAZINE * magazines, Ordering::Relaxed);
+        self.next_flush.store(misses + FLUSH_MISSES_PER_MAGAZINE * count, Ordering::Relaxed);
+        if is_much {
+            // Those of this thread, too.
+            self.revoke(&reclaim, &magazines, |magazine, classes| self.flush(magazine, classes));
+            return true;
+        }
+        drop(reclaim);
         self.flush_thread()
     }
 }

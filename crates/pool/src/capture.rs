@@ -6,7 +6,7 @@
 //! be in the graph, and is kept too. Both are free when the graph is gone and the stream waits for
 //! its launches.
 
-use super::block::{Block, GRAPH_BIT, SlotId};
+use super::block::{Block, GRAPH_BIT};
 use super::core::Pool;
 use super::graphs::DroppedGraph;
 use super::slot::{Slot, report};
@@ -152,7 +152,7 @@ impl<U: Upstream> Pool<U> {
             if waits.is_empty() {
                 let free = graphs.end(*graph, slot_id, slot.epochs.current());
                 drop(graphs);
-                free.into_iter().for_each(|block| report(self.free_to_owner(slot_id, block)));
+                free.into_iter().for_each(|block| report(self.free_to_owner(slot, block)));
                 return Ok(());
             }
             drop(graphs);
@@ -168,17 +168,15 @@ impl<U: Upstream> Pool<U> {
     #[cold]
     pub(super) fn defer_free_to_graph(
         &self,
-        slot: SlotId,
+        slot: &Slot<U>,
         block: &Block,
     ) -> Option<Result<(), NotLive>> {
-        let id = slot;
-        let slot = self.slot(id)?;
         let capturing = slot.recording_graph();
         if block.token & GRAPH_BIT == 0 && capturing == 0 {
             return None;
         }
         let block = Block { token: block.token & !GRAPH_BIT, ..*block };
-        self.graphs.lock().free(&block, capturing, (id, slot.epochs.current()))
+        self.graphs.lock().free(&block, capturing, (slot.id, slot.epochs.current()))
     }
 
     /// Whether a free of this block on the stream would be kept for graphs, which may use it.
@@ -189,16 +187,14 @@ impl<U: Upstream> Pool<U> {
         self.graphs.lock().keeps(block.token & !GRAPH_BIT, capturing)
     }
 
-    /// A block for the graph that the slot's stream records. `None` if that is over.
+    /// A block for the graph that the slot's stream was found to record. `None` if that is over.
     #[cold]
     pub(super) fn allocate_for_graph(
         &self,
-        slot: &Slot<U>,
+        (slot, graph): (&Slot<U>, usize),
         stream: &U::Stream,
-        units: u32,
-        align: u64,
+        (units, align): (u32, u64),
     ) -> Result<Option<Block>, Failure<U::Error>> {
-        let graph = slot.recording_graph();
         let upto = self.graphs.lock().arenas.get(&graph).map(|arena| arena.upto);
         if upto.is_none() {
             return Ok(None);

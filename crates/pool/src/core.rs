@@ -220,15 +220,15 @@ impl<U: Upstream> Pool<U> {
         Block { address, bytes: (units as usize) << UNIT_SHIFT, token }
     }
 
-    /// Frees a block whose last work was given to the stream of the slot `freed_by` before this call.
+    /// Frees a block whose last work was given to the stream of the slot `freeing` before this call.
     /// An error is for [`report`].
-    pub(super) fn free_to_owner(&self, freed_by: SlotId, block: Cached) -> Result<(), NotLive> {
+    pub(super) fn free_to_owner(&self, freeing: &Slot<U>, block: Cached) -> Result<(), NotLive> {
         let (owner, node) = (owner_of(block.token), node_of(block.token));
-        let (Some(freeing), Some(owner_slot)) = (self.slot(freed_by), self.slot(owner)) else {
-            return Err(NotLive(node));
-        };
-        let freed = Freed { node, freed_by, stamp: freeing.epochs.current() };
-        if freed_by == owner { freeing.free(freed) } else { owner_slot.push_remote(freed) }
+        let freed = Freed { node, freed_by: freeing.id, stamp: freeing.epochs.current() };
+        if owner == freeing.id {
+            return freeing.free(freed);
+        }
+        self.slot(owner).map_or(Err(NotLive(node)), |owner| owner.push_remote(freed))
     }
 
     /// Adds memory to a slot's heap. All of it comes this way: what does not is missed until it is
@@ -258,6 +258,12 @@ impl<U: Upstream> Pool<U> {
             each(source);
             None
         });
+    }
+
+    /// As [`each_populated`](Self::each_populated), and of the shared heap last.
+    pub(super) fn each_heap(&self, mut each: impl FnMut(&Slot<U>)) {
+        self.each_populated(&mut each);
+        self.slot(SHARED).map(each);
     }
 
     /// Whether more than one stream's heap was given memory.

@@ -15,12 +15,11 @@ use super::block::{SHARED, SlotId};
 use super::core::Pool;
 use super::events::emit;
 use super::placement::LARGE;
-use super::slot::Slot;
+use super::ready::{Stamps, note_stamp};
 use super::upstream::{Failure, Mapped, MappedEnd, Upstream, count};
 use super::upstream_blocks::{Handle, Origin, UpstreamBlock};
 use crate::heap::{FreeBlock, Piece};
 use crate::sync::trusted::unique;
-use std::collections::BTreeMap;
 
 /// A large block has so many handles, or up to twice as many: CUDA's calls cost some 50 microseconds a handle, whatever its
 /// size, and one that is much smaller than the next block serves that, too.
@@ -144,10 +143,9 @@ impl<U: Upstream> Pool<U> {
 
     /// Unmaps addresses whose memory has moved, as far as the device is past their uses.
     pub(super) fn unmap_vacated(&self, mapped: Mapped<'_, U>) {
-        let mut latest = BTreeMap::<SlotId, usize>::new();
+        let mut latest = Stamps::new();
         for Vacated { tag, stamp, .. } in &*self.vacated.lock() {
-            let known = latest.entry(*tag).or_default();
-            *known = (*known).max(*stamp);
+            note_stamp(&mut latest, *tag, *stamp);
         }
         if !latest.is_empty() {
             self.close_and_poll(latest);
@@ -304,14 +302,12 @@ impl<U: Upstream> Pool<U> {
 
     fn release_bytes(&self, mapped: Mapped<'_, U>, goal: usize) -> usize {
         let mut free = Vec::new();
-        let mut look = |source: &Slot<U>| {
+        self.each_heap(|source| {
             let heap = source.heap();
             let blocks = heap.free_blocks_from(mapped.granularity());
             let complete = blocks.filter(|it| it.stamp <= self.completed_stamp(it.tag));
             free.extend(complete.map(|block| (block, source.id)));
-        };
-        self.each_populated(&mut look);
-        self.slot(SHARED).map(look);
+        });
         // The smallest blocks first, which serve least where they are.
         free.sort_unstable_by_key(|&(block, _)| (block.bytes, block.address));
         let (mut blocks, mut returned) = (0, 0);

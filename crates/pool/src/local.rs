@@ -283,28 +283,13 @@ impl Place {
 /// The reference is not used after the thread's next call of [`find_or_make`] or [`sweep`], nor sent elsewhere.
 #[inline(always)]
 pub unsafe fn find<'a>(pool: PoolId, stream: u64) -> Option<&'a Magazine> {
-    // SAFETY: the caller's promise.
-    unsafe { find_in_table_then(pool, stream, Some) }
-}
-
-/// What `body` makes of the magazine that [`find`] finds: with no [`Option`] in between, which the
-/// compiler would make and look into again.
-///
-/// # Safety
-///
-/// As [`find`].
-#[inline(always)]
-pub unsafe fn find_in_table_then<'a, R>(
-    pool: PoolId,
-    stream: u64,
-    body: impl FnOnce(&'a Magazine) -> Option<R>,
-) -> Option<R> {
     // SAFETY: the caller's promise; what the table names lives.
-    unsafe { find_in_table_or_none(pool, stream, |magazine| body(magazine?.as_ref())) }
+    unsafe { find_in_table_or_none(pool, stream, |magazine| magazine.map(|found| found.as_ref())) }
 }
 
-/// As [`find_in_table_then`], and `body` is called without a magazine where the table has none. A pointer: `body`
-/// may go on to what frees the magazine, when it has done with it.
+/// What `body` makes of the magazine that [`find`] finds, or of none: with no [`Option`] to come back, which the
+/// compiler would make and look into again. A pointer: `body` may go on to what frees the magazine, when it has done
+/// with it.
 ///
 /// # Safety
 ///
@@ -346,7 +331,7 @@ pub unsafe fn find_in_list<'a>(pool: PoolId, stream: u64) -> Option<&'a Magazine
         })
         .ok()??;
     set_in_table(pool, stream, magazine);
-    // SAFETY: this thread's list owns the magazine, as in `find_in_table_then`.
+    // SAFETY: this thread's list owns the magazine, as in `find_in_table_or_none`.
     Some(unsafe { &*magazine })
 }
 

@@ -72,7 +72,8 @@ impl<U: Upstream> Pool<U> {
 
     /// As [`look`](Self::look), and misses none that serves. The caller writes `in_transit` (INV-POOL-5).
     pub(super) fn look_under_lock(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let found = self.take_own(request).or_else(|| self.refill_under_lock(request));
+        let shared = || self.refill_under_lock(request, self.slot(SHARED)?);
+        let found = self.take_own(request).or_else(shared);
         found.or_else(|| self.scan_all(request, Search::Exhaustive))
     }
 
@@ -99,14 +100,13 @@ impl<U: Upstream> Pool<U> {
     /// Moves complete memory from the shared heap into the stream's, more than is asked, so that the
     /// shared heap is seldom needed.
     pub(super) fn refill_from_shared(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        self.slot(SHARED).filter(|shared| shared.shared_heap_may_have_free())?;
+        let shared = self.slot(SHARED).filter(|shared| shared.shared_heap_may_have_free())?;
         let _transit = self.in_transit.read();
-        self.refill_under_lock(request)
+        self.refill_under_lock(request, shared)
     }
 
     /// As [`refill_from_shared`](Self::refill_from_shared). The caller has `in_transit` (INV-POOL-5).
-    fn refill_under_lock(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
-        let shared = self.slot(SHARED)?;
+    fn refill_under_lock(&self, request: &Request<'_, U>, shared: &Slot<U>) -> Option<TakenBlock> {
         let least = request.padded_units(self.settings.alignment)?;
         let piece = {
             let mut heap = shared.heap();
@@ -212,13 +212,12 @@ impl<U: Upstream> Pool<U> {
             // Merged with what the stream freed since the capture began it would not be the graph's (INV-POOL-7).
             _ if graph_upto.is_some() => {}
             false => self.retag_complete(source, &mut heap),
-            true if self.retag_ready_as_own(slot, &mut heap) => {
-                let own = self.take_from(request, &mut heap, (slot.id, usize::MAX), search);
-                if let Some(taken) = own {
-                    return Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken });
+            true => {
+                let own = self.take_ready_own(request, &mut heap, search);
+                if own.is_some() {
+                    return own;
                 }
             }
-            true => {}
         }
         let found = heap.find_tag(|heap, tag| {
             *seen += 1;

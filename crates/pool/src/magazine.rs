@@ -191,7 +191,8 @@ impl SizeClasses {
         }
     }
 
-    /// Whether this miss gives the size its class: [`note_miss`](Self::note_miss) does. Else notes the miss.
+    /// Notes that this size was missed, and says whether that gives it its class, by
+    /// [`assign_class`](Self::assign_class).
     #[inline]
     pub fn is_missed_again(&mut self, units: u32) -> bool {
         let place = class_place(units);
@@ -210,8 +211,9 @@ impl SizeClasses {
         true
     }
 
+    /// Gives a size its class, for which [`is_missed_again`](Self::is_missed_again) says that it is time.
     #[cold]
-    fn assign_class(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
+    pub fn assign_class(&mut self, units: u32, mut evicted: impl FnMut(Cached)) {
         let place = class_place(units);
         self.clear_class(place, &mut evicted);
         let size = u64::from(units);

@@ -392,7 +392,7 @@ impl<U: Upstream> Pool<U> {
             (None, true) => Order::Pending,
         };
         let mut free = Vec::new();
-        let mut look = |source: &Slot<U>| {
+        self.each_heap(|source| {
             let heap = source.heap();
             for block in heap.free_blocks_from(mapped.granularity()) {
                 let is_beside = beside
@@ -408,9 +408,7 @@ impl<U: Upstream> Pool<U> {
                     free.push((order, block, source.id));
                 }
             }
-        };
-        self.each_populated(&mut look);
-        self.slot(SHARED).map(look);
+        });
         free.sort_unstable_by_key(|&(order, block, _)| (order, block.bytes, block.address));
         let is_open = place.range.bytes() > place.wanted;
         let last = if is_open { Last::MayBeLarger } else { Last::Fits };

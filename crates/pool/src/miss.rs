@@ -38,14 +38,17 @@ impl<U: Upstream> Pool<U> {
         if self.upstream.is_capturing(request.stream)? {
             return Err(Failure::Captured);
         }
-        let own = |progress: bool| if progress { self.take_own(request) } else { None };
+        let flushed = || match self.flush_thread_if_mergeable(request) {
+            true => self.take_own(request),
+            false => None,
+        };
         let mut seen = None;
         let found = self
             .take_from_recent_owners(request)
-            .or_else(|| own(self.flush_thread_if_mergeable(request)))
+            .or_else(flushed)
             .or_else(|| self.refill_from_shared(request))
             .or_else(|| self.steal_unpolled(request, &mut seen))
-            .or_else(|| own(self.poll_own(request.slot)));
+            .or_else(|| self.poll_own(request));
         found.map_or_else(|| self.take_steps(request, seen), Ok)
     }
 
@@ -235,15 +238,24 @@ impl<U: Upstream> Pool<U> {
         let growth = self.lock_growth();
         // A callback of upstream, which grows, gives nothing back. Nor does a thread beside an upstream that waits for it.
         let is_nested = is_owner || growth.is_none();
-        let waits_first = || {
-            let (is_better, live) = self.wait_is_better_and_live(bytes);
-            (step == MissStep::Grow && is_better, is_better, live)
-        };
-        if let Some(found) = self.look_before_growth(request, waits_first().0) {
+        let waits_first = |is_better| step == MissStep::Grow && is_better;
+        let (mut is_better, mut live) = self.wait_is_better_and_live(bytes);
+        // What caches hold need not be asked of upstream, unless a wait comes first.
+        if request.is_anywhere()
+            && request.graph_upto.is_none()
+            && !waits_first(is_better)
+            && self.flush_if_due(request)
+        {
+            if let Some(found) = self.take_own(request) {
+                return Ok(Some(found));
+            }
+            // More is free by now. What follows moves free memory, and makes none.
+            (is_better, live) = self.wait_is_better_and_live(bytes);
+        }
+        if let Some(found) = self.look_before_growth(request) {
             return Ok(Some(found));
         }
-        let (waits, is_better, live) = waits_first();
-        if waits {
+        if waits_first(is_better) {
             return Ok(None);
         }
         let limits = &self.settings.limits;
@@ -277,23 +289,11 @@ impl<U: Upstream> Pool<U> {
         self.grow_by(request, (bytes, wish), limit)
     }
 
-    /// What need not be asked of upstream: what another thread grew by, what caches hold unless a wait comes
-    /// first, and what is ready by now and merges.
-    fn look_before_growth(
-        &self,
-        request: &Request<'_, U>,
-        waits_first: bool,
-    ) -> Option<TakenBlock> {
+    /// What need not be asked of upstream: what another thread grew by, and what is ready by now and merges.
+    fn look_before_growth(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
         if request.graph_upto.is_some() {
             let found = || self.take_own(request).or_else(|| self.refill_from_shared(request));
             return if request.is_anywhere() { found() } else { None };
-        }
-        if request.is_anywhere()
-            && !waits_first
-            && self.flush_if_due(request)
-            && let Some(found) = self.take_own(request)
-        {
-            return Some(found);
         }
         self.close_and_poll_all(Some(request.slot));
         self.merge_ready();

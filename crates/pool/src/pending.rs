@@ -13,11 +13,10 @@
 //! What was pending when the waits began is waited for. What other threads free meanwhile is not, so the waits end.
 
 use super::addresses::Vacated;
-use super::block::{SHARED, SlotId};
+use super::block::SlotId;
 use super::core::Pool;
 use super::ready::Polls;
 use super::request::Request;
-use super::slot::Slot;
 use super::upstream::{Failure, Upstream};
 use crate::heap::FreeBlock;
 use crate::sync::MODELLED;
@@ -83,12 +82,11 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Asks `serve` until it serves: at once, and after each wait for the stream whose memory is pending for longest. An
-    /// error other than that upstream is exhausted ends it.
+    /// error other than that upstream is exhausted ends it. All caches are flushed.
     pub(super) fn wait_oldest_first<T>(
         &self,
         mut serve: impl FnMut() -> Result<Option<T>, Failure<U::Error>>,
     ) -> Result<Option<T>, Failure<U::Error>> {
-        self.flush_all();
         self.close_and_poll_all(None);
         let mut waits = None;
         loop {
@@ -231,9 +229,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     fn each_free_block(&self, mut each: impl FnMut(FreeBlock)) {
-        let mut look = |slot: &Slot<U>| slot.heap().free_blocks_from(1).for_each(&mut each);
-        self.each_populated(&mut look);
-        self.slot(SHARED).map(look);
+        self.each_heap(|slot| slot.heap().free_blocks_from(1).for_each(&mut each));
     }
 
     /// Whether upstream has memory when its former addresses are unmapped.

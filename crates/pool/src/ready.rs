@@ -5,7 +5,8 @@
 
 use super::block::{SHARED, SlotId};
 use super::core::Pool;
-use super::request::Request;
+use super::placement::Search;
+use super::request::{Request, TakenBlock};
 use super::slot::Slot;
 use super::upstream::Upstream;
 use crate::heap::Heap;
@@ -44,7 +45,7 @@ impl Polls {
 }
 
 /// The latest stamp of each stream's frees.
-type Stamps = BTreeMap<SlotId, usize>;
+pub(super) type Stamps = BTreeMap<SlotId, usize>;
 
 impl<U: Upstream> Pool<U> {
     /// The last stamp of a slot's frees that the device has passed.
@@ -121,17 +122,31 @@ impl<U: Upstream> Pool<U> {
         });
     }
 
-    /// Asks the device about what other streams freed into the slot's heap, and makes it the slot's own where that is
-    /// ready. Returns whether there was some.
-    pub(super) fn poll_own(&self, slot: &Slot<U>) -> bool {
-        let mut latest = Stamps::new();
+    /// Makes the stream's own what others freed into its heap and is ready, and takes a block if there was some.
+    pub(super) fn take_ready_own(
+        &self,
+        request: &Request<'_, U>,
+        heap: &mut Heap,
+        search: Search,
+    ) -> Option<TakenBlock> {
+        let slot = request.slot;
+        if !self.retag_ready_as_own(slot, heap) {
+            return None;
+        }
+        let taken = self.take_from(request, heap, (slot.id, usize::MAX), search)?;
+        Some(TakenBlock { owner: slot.id, freed_by: slot.id, taken })
+    }
+
+    /// Asks the device about what other streams freed into the stream's heap, and takes a block where some is ready.
+    pub(super) fn poll_own(&self, request: &Request<'_, U>) -> Option<TakenBlock> {
+        let (slot, mut latest) = (request.slot, Stamps::new());
         note_latest(slot, &mut latest);
         latest.remove(&slot.id);
         if latest.is_empty() {
-            return false;
+            return None;
         }
         self.close_and_poll(latest);
-        self.retag_ready_as_own(slot, &mut slot.heap())
+        self.take_ready_own(request, &mut slot.heap(), Search::Exhaustive)
     }
 
     /// Closes the epochs of all streams with free memory but one, and asks the device once how far it is. Returns whether it
@@ -164,8 +179,7 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn free_and_other_bytes(&self) -> (usize, usize) {
         let mut free = 0;
         if !MODELLED {
-            self.each_populated(|source| free += source.heap().stats().free_bytes as usize);
-            free += self.slot(SHARED).map_or(0, |slot| slot.heap().stats().free_bytes as usize);
+            self.each_heap(|source| free += source.heap().stats().free_bytes as usize);
         }
         (free, self.reserved_bytes().saturating_sub(free))
     }
@@ -175,7 +189,12 @@ impl<U: Upstream> Pool<U> {
 pub(super) fn note_latest<U: Upstream>(source: &Slot<U>, latest: &mut Stamps) {
     let heap = source.heap();
     for tag in heap.tags() {
-        let known = latest.entry(tag).or_default();
-        *known = (*known).max(heap.latest_bound(tag));
+        note_stamp(latest, tag, heap.latest_bound(tag));
     }
+}
+
+/// Notes a stamp of a stream's frees, if there is no later one.
+pub(super) fn note_stamp(latest: &mut Stamps, tag: SlotId, stamp: usize) {
+    let known = latest.entry(tag).or_default();
+    *known = stamp.max(*known);
 }

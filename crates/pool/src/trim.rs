@@ -82,6 +82,7 @@ impl<U: Upstream> Pool<U> {
         if self.reserved_bytes() <= keep {
             return;
         }
+        self.flush_all();
         let served = self.wait_oldest_first(|| {
             // What goes back while it has a second address is the device's when that is unmapped.
             let before = self.reserved_bytes();

@@ -130,12 +130,14 @@ impl<U: Upstream> Pool<U> {
         // Its own merges as it is, and with a later stamp it would never be complete.
         latest.remove(&request.slot.id);
         let mut waited = Ok(());
-        for (tag, stamp) in latest {
-            match self.make_wait(request.slot, request.stream, tag, stamp) {
-                Ok(()) => {
-                    self.retag_upto(&mut source.heap(), tag, stamp, request.slot);
-                }
-                Err(error) => waited = Err(error),
+        latest.retain(|tag, stamp| {
+            let made = self.make_wait(request.slot, request.stream, *tag, *stamp);
+            made.map_err(|error| waited = Err(error)).is_ok()
+        });
+        if !latest.is_empty() {
+            let mut heap = source.heap();
+            for (tag, stamp) in latest {
+                self.retag_upto(&mut heap, tag, stamp, request.slot);
             }
         }
         waited

@@ -122,7 +122,7 @@ impl<U: Upstream> Pool<U> {
         let is_complete = |tag, stamp| stamp <= self.completed_stamp(tag);
         let mut left = self.reserved_bytes();
         let mut extracted = Vec::new();
-        let mut look = |source: &Slot<U>| {
+        self.each_heap(|source| {
             let mut heap = source.heap();
             for &(number, address, bytes) in &all {
                 if left <= target || heap.stats().free_bytes < bytes {
@@ -134,9 +134,7 @@ impl<U: Upstream> Pool<U> {
                     extracted.extend(self.upstream_blocks.lock().remove_reserved(number, address));
                 }
             }
-        };
-        self.each_populated(&mut look);
-        self.slot(SHARED).map(look);
+        });
         extracted
     }
 

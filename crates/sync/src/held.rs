@@ -1,4 +1,5 @@
-//! In a debug build: how many of the crate's locks a thread has, so that what needs none of them can say so.
+//! In a debug build: how many of the crate's locks a thread has, so that what needs none of them can say so; and how many it
+//! has taken so far, so that a test can say what a way costs.
 //!
 //! | lock | counted | under it |
 //! |---|---|---|
@@ -13,10 +14,15 @@ mod counted {
 
     thread_local! {
         static HELD: Cell<usize> = const { Cell::new(0) };
+        static TAKEN: Cell<usize> = const { Cell::new(0) };
     }
 
     pub(super) fn held() -> usize {
         HELD.get()
+    }
+
+    pub(super) fn taken() -> usize {
+        TAKEN.get()
     }
 
     /// A lock of parking_lot's that is counted.
@@ -29,6 +35,7 @@ mod counted {
     impl<G> Held<G> {
         fn new(guard: G) -> Self {
             HELD.set(HELD.get() + 1);
+            TAKEN.set(TAKEN.get() + 1);
             Self(guard)
         }
 
@@ -136,6 +143,12 @@ pub fn assert_unlocked(what: &str) {
     let _ = what;
 }
 
+/// How many locks that are counted the thread has taken so far. One that was tried and not had is none.
+#[cfg(debug_assertions)]
+pub fn locks_taken() -> usize {
+    counted::taken()
+}
+
 #[cfg(all(test, debug_assertions))]
 mod tests {
     use super::*;
@@ -166,5 +179,21 @@ mod tests {
         assert!(tried.is_some() && is_refused());
         drop(tried);
         assert!(!is_refused());
+    }
+
+    #[test]
+    fn locks_that_were_taken_are_counted_for_good() {
+        let (mutex, rw) = (Mutex::new(()), RwLock::new(()));
+        let before = locks_taken();
+        let taken = || locks_taken() - before;
+        let first = mutex.lock();
+        assert!(mutex.try_lock().is_none() && taken() == 1);
+        drop(first);
+        assert_eq!(taken(), 1);
+        drop(rw.read());
+        drop(rw.write());
+        drop(mutex.try_lock());
+        assert_eq!(taken(), 4);
+        assert_eq!(std::thread::spawn(locks_taken).join().unwrap(), 0);
     }
 }

@@ -204,6 +204,8 @@ mod primitives {
 }
 
 pub use held::assert_unlocked;
+#[cfg(debug_assertions)]
+pub use held::locks_taken;
 #[cfg(aquifer_loom)]
 pub use local::drop_thread_locals;
 pub use primitives::*;
