@@ -322,8 +322,15 @@ impl Fixture {
         let handle = &self.streams[stream];
         let (id, bytes) = (PoolDriver::id(handle), units * UNIT);
         let pool = self.pool();
-        let warm = pool.allocate_cached(id, bytes, UNIT as u64);
-        match warm.map_or_else(|| pool.allocate(handle, id, bytes, UNIT as u64), Ok) {
+        // As a resource does: by the thread's magazine, by the stream's own heap, then by a miss.
+        let past = |magazine: Option<_>| {
+            // SAFETY: the thread's own magazine of the stream, which lives.
+            let own =
+                magazine.and_then(|it| unsafe { pool.allocate_own(it, id, bytes, UNIT as u64) });
+            own.map_or_else(|| pool.allocate(handle, id, bytes, UNIT as u64), Ok)
+        };
+        // SAFETY: `past` uses the magazine first.
+        match unsafe { pool.allocate_cached_or(id, bytes, UNIT as u64, Ok, past) } {
             Ok(block) => {
                 assert_eq!(block.bytes, bytes, "the bytes of a block");
                 self.driver.hand_out(stream, block.address, bytes);
@@ -358,7 +365,11 @@ impl Fixture {
         let (pool, id) = (self.pool(), PoolDriver::id(handle));
         // SAFETY: each model frees a block of its pool once, on the stream of its last work.
         unsafe {
-            pool.deallocate_to_cache(id, block, |block, _| pool.deallocate(handle, id, block));
+            pool.deallocate_to_cache(id, block, |block, magazine| {
+                if !magazine.is_some_and(|it| pool.deallocate_own(it, &block)) {
+                    pool.deallocate(handle, id, block);
+                }
+            });
         }
     }
 
