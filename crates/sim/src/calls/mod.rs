@@ -1,6 +1,7 @@
 //! The effects of each driver call on the state, under its lock.
 
 mod call;
+mod capture;
 mod collective;
 mod enqueue;
 mod graph;
