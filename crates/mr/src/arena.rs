@@ -19,29 +19,30 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The smallest arena: 1 MiB, as in RMM.
+/// The size of the smallest arena, 1 MiB as in RMM.
 const MINIMUM_SIZE: usize = 1 << 20;
 
-/// Memory that is taken from upstream once, for arenas of each stream and thread: RMM's
-/// `arena_memory_resource`.
+/// Memory that is taken from upstream once, for arenas of each stream and thread. RMM
+/// calls it `arena_memory_resource`.
 ///
-/// A handle: clones are the same arena. Each stream has a part of its own, and each thread keeps a few
+/// Clones are the same arena. Each stream has a part of its own, and each thread keeps a few
 /// blocks of it ready. A part that runs short takes more from the shared rest. Before an out-of-memory
 /// error, all free memory is merged again. The arena asks upstream for nothing more, and gives its
 /// memory back when the arena and the last of its blocks are gone. It is a [`PoolResource`] whose
-/// initial size is its maximum. It cannot be declared to [`Stream::capture`]: on a stream in capture it
-/// serves what the stream freed before, or refuses.
+/// initial size is its maximum. It cannot be declared to [`Stream::capture`]. On a stream in capture
+/// it serves memory that the stream freed before, or refuses.
 ///
-/// The largest block is the whole arena: with no other block live, it hands out all of its
-/// [`arena_size`](ArenaOptions::arena_size). A larger request is an
-/// [`OutOfMemory`](ErrorKind::OutOfMemory) error, and so is one for which no free range is long enough: blocks
-/// that are live do not move. [`PoolStatistics::largest_free`] is the longest free range outside of threads'
-/// caches. A block takes whole multiples of 256 bytes. A larger alignment narrows where a block fits.
+/// The largest block is the whole arena. With no other block live, the arena hands out
+/// all of its [`arena_size`](ArenaOptions::arena_size). A larger request is an
+/// [`OutOfMemory`](ErrorKind::OutOfMemory) error, and so is one for which no free
+/// range is long enough, since live blocks do not move.
+/// [`PoolStatistics::largest_free`] is the longest free range outside of threads'
+/// caches. A block takes whole multiples of 256 bytes. A larger alignment leaves fewer places for a block.
 ///
-/// No allocation and no free waits for the device, where RMM's arena makes the host wait for the
-/// stream on each free above 1 MiB, and for the whole device when memory is short. RMM's ignores
-/// alignments, ends the process on a free that it does not know, and has two data races, of which one
-/// hands out memory of a thread that exits while the device still uses it.
+/// No allocation and no free waits for the device. RMM's arena makes the host wait for the stream on
+/// each free above 1 MiB, and for the whole device when memory is short. It ignores alignments, and
+/// ends the process on a free that it does not know. It has two data races. One of them hands out
+/// memory of a thread that exits while the device still uses it.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, mr::ArenaResource};
@@ -83,7 +84,7 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
         self.pool.upstream()
     }
 
-    /// What is in use and free, in bytes. Exact while no other thread uses the arena.
+    /// The bytes in use and free. They are exact while no other thread uses the arena.
     pub fn statistics(&self) -> PoolStatistics {
         self.pool.statistics()
     }
@@ -168,7 +169,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for ArenaResource<U> {
     }
 }
 
-/// How an [`ArenaResource`] is built. From [`ArenaResource::builder`].
+/// The options of an [`ArenaResource`], from [`ArenaResource::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ArenaOptions<U> {
@@ -179,15 +180,16 @@ pub struct ArenaOptions<U> {
 
 impl<U: DeviceResource + 'static> ArenaOptions<U> {
     setters! {
-        /// Bytes of the arena: a multiple of 256, 1 MiB at least. By default half of the memory that is
-        /// free on the device when the arena is built.
+        /// The bytes of the arena, a multiple of 256 and 1 MiB at least. The default is half of the
+        /// memory that is free on the device when the arena is built.
         arena_size: usize => Some;
     }
 
-    /// On each out-of-memory error, adds a report to the end of this file, which is made if it is not
-    /// there: total free bytes, the largest free block, and how fragmented the free memory is, which
-    /// is `(1 - largest / total) * 100` per cent. A report that cannot be written is a [`tracing`](https://docs.rs/tracing)
-    /// warning, and the error is the same. RMM: `dump_log_on_failure`, to a file whose name is fixed.
+    /// Adds a report to the end of this file on each out-of-memory error. The file is made if it does
+    /// not exist. The report has the total free bytes, the largest free block, and how fragmented the
+    /// free memory is, which is `(1 - largest / total) * 100` per cent. A report that cannot be
+    /// written is a [`tracing`](https://docs.rs/tracing) warning, and the error is the same. RMM's
+    /// `dump_log_on_failure` writes to a file whose name is fixed.
     pub fn dump_on_failure(mut self, path: impl Into<PathBuf>) -> Self {
         self.dump_on_failure = Some(path.into());
         self
@@ -197,10 +199,12 @@ impl<U: DeviceResource + 'static> ArenaOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for a size below 1 MiB or not a multiple of 256;
-    /// [`ErrorKind::OutOfMemory`] if upstream has not so much, or half of what is free is less than 1
-    /// MiB; [`ErrorKind::Unsupported`] if upstream gives less than it was asked for, or keeps no
-    /// alignment; [`ErrorKind::Forked`] in the child of a fork; those of upstream and the driver.
+    /// - [`ErrorKind::InvalidArgument`] for a size below 1 MiB or not a multiple of 256.
+    /// - [`ErrorKind::OutOfMemory`] if upstream has not so much, or half of the free
+    ///   memory is less than 1 MiB.
+    /// - [`ErrorKind::Unsupported`] if upstream gives less than it was asked for, or keeps no alignment.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
+    /// - The errors of upstream and the driver.
     pub fn build(self) -> Result<ArenaResource<U>> {
         let size = self.arena_size.map_or_else(|| half_of_free(self.upstream.device()), Ok)?;
         ensure!(

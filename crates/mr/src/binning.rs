@@ -13,20 +13,20 @@ use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
 
-/// The bins of [`BinningResource::new`]: 256 KiB to 4 MiB, those of RMM's benchmarks.
+/// The bins of [`BinningResource::new`], from 256 KiB to 4 MiB, as in RMM's benchmarks.
 const MIN_EXPONENT: u32 = 18;
 const MAX_EXPONENT: u32 = 22;
 
-/// Sends each request to the resource of its size, and those above the largest bin upstream: RMM's
-/// `binning_memory_resource`.
+/// A resource that sends each request to the resource of its size, and those above the largest bin
+/// upstream. RMM calls it `binning_memory_resource`.
 ///
-/// A handle: clones are the same resource. A bin of size `n` serves requests above the size of the next
-/// smaller bin and up to `n`. Its resource is asked for exactly `n` bytes, at the request's alignment. A
-/// few comparisons find a fixed-size bin among the first eight: a warm allocation costs about as much as
-/// that of a [`PoolResource`](crate::PoolResource). A binary search finds the others.
+/// Clones are the same resource. A bin of size `n` serves requests above the size of the next
+/// smaller bin and up to `n`. Its resource is asked for exactly `n` bytes, at the request's alignment.
+/// A few comparisons find a fixed-size bin among the first eight, so a warm allocation costs about as
+/// much as that of a [`PoolResource`](crate::PoolResource). A binary search finds the others.
 ///
 /// The bins are fixed when the resource is built. RMM adds bins to a resource in use, which then frees
-/// earlier blocks to the wrong bin. RMM's fixed-size bins take 992 MiB when they are made; these take a
+/// earlier blocks to the wrong bin. RMM's fixed-size bins take 992 MiB when they are made. These take a
 /// chunk of 128 blocks at the first request. A bin of [`fixed_size_bins`](BinningOptions::fixed_size_bins)
 /// keeps its chunks for its own size. A request that would be out of memory has them give their free chunks
 /// back first, for which the host waits for the streams that used them. RMM's never give any back.
@@ -56,10 +56,11 @@ pub struct BinningResource<U: DeviceResource + 'static = CudaResource> {
 }
 
 struct BinningState<U: DeviceResource + 'static> {
-    /// Sizes of the first bins, padded with 0, which fits nothing. Apart from `bins`, and not boxed:
-    /// each call reads these, and they share cache lines.
+    /// Sizes of the first bins, padded with 0, which fits nothing. They are apart from `bins`, and not
+    /// boxed, since each call reads these, and they share cache lines.
     sizes: [usize; FIRST_BINS],
-    /// Resources of the first bins, if they are [`BinSource::Fixed`].
+    /// Resources of the first bins, if these are of
+    /// [`fixed_size_bins`](BinningOptions::fixed_size_bins).
     fixed: [Option<FixedSizeResource<U>>; FIRST_BINS],
     /// All bins, by size. No two have one size.
     bins: Box<[Bin<U>]>,
@@ -72,9 +73,9 @@ const FIRST_BINS: usize = 8;
 struct Bin<U: DeviceResource + 'static> {
     /// A multiple of 256 bytes.
     size: usize,
-    /// The caller's, or `fixed`.
+    /// The caller's resource, or `fixed`.
     resource: Arc<dyn DeviceResource>,
-    /// Its blocks have the bin's size. A concrete type, so that the compiler inlines its calls.
+    /// Its blocks have the bin's size. The type is concrete, so that the compiler inlines its calls.
     fixed: Option<FixedSizeResource<U>>,
 }
 
@@ -121,12 +122,12 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         Self::builder(upstream).fixed_size_bins(MIN_EXPONENT, MAX_EXPONENT).build()
     }
 
-    /// Bins of one's own: none, to begin with.
+    /// Options for bins of the caller's choice, with none to begin with.
     pub fn builder(upstream: U) -> BinningOptions<U> {
         BinningOptions { upstream, bins: Vec::new(), error: None }
     }
 
-    /// The resource of what no bin fits.
+    /// The resource of requests that no bin fits.
     pub fn upstream(&self) -> &U {
         &self.state.upstream
     }
@@ -136,8 +137,9 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
         self.bins().iter().map(|bin| bin.size)
     }
 
-    /// Has the fixed-size bins give free chunks back to upstream at once, as far as the device is past them, until `keep`
-    /// bytes are reserved in all of them, the bins of the largest blocks first. Returns how many bytes went back.
+    /// Has the fixed-size bins give free chunks back to upstream at once, as far as the device is past
+    /// them. It stops when `keep` bytes are reserved in all of them. The bins of the largest blocks
+    /// come first. Returns how many bytes went back.
     ///
     /// # Errors
     ///
@@ -223,8 +225,8 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     }
 
     /// Has the fixed-size bins give their free chunks back, one bin after the other, until the request
-    /// is served. Chunks stay with a bin from the time when it needed most: those of all bins together
-    /// can have more than all that was ever in use.
+    /// is served. Chunks stay with a bin from the time when it needed most. So the chunks of all bins
+    /// together can have more memory than was ever in use.
     #[cold]
     #[inline(never)]
     fn trim_and_allocate(
@@ -338,7 +340,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for BinningResource<U> {
     }
 }
 
-/// How a [`BinningResource`] is built. From [`BinningResource::builder`].
+/// The options of a [`BinningResource`], from [`BinningResource::builder`].
 #[derive(Debug)]
 #[must_use]
 pub struct BinningOptions<U: DeviceResource + 'static> {
@@ -357,7 +359,7 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
     }
 
     /// Adds a [`FixedSizeResource`] over upstream, with its default chunks, for each power of two from
-    /// `2^min_exponent` to `2^max_exponent` bytes, both included: 8 to 39.
+    /// `2^min_exponent` to `2^max_exponent` bytes, both included. The exponents are 8 to 39.
     pub fn fixed_size_bins(mut self, min_exponent: u32, max_exponent: u32) -> Self
     where
         U: Clone,
@@ -391,10 +393,10 @@ impl<U: DeviceResource + 'static> BinningOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for a bin whose size is 0 or not a multiple of 256, for two of
-    /// one size, and for exponents out of range; [`ErrorKind::WrongDevice`] for a bin over a resource
-    /// of another device than upstream's; [`ErrorKind::Forked`] in the child of a fork, if there are
-    /// fixed-size bins.
+    /// - [`ErrorKind::InvalidArgument`] for a bin whose size is 0 or not a multiple of 256, for two of
+    ///   one size, and for exponents out of range.
+    /// - [`ErrorKind::WrongDevice`] for a bin over a resource of another device than upstream's.
+    /// - [`ErrorKind::Forked`] in the child of a fork, if there are fixed-size bins.
     pub fn build(self) -> Result<BinningResource<U>> {
         let Self { upstream, mut bins, error } = self;
         if let Some(error) = error {

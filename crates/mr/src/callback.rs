@@ -11,20 +11,20 @@ use crate::resource::impls::{debug_struct, equal_by_identity, forward};
 use crate::stream::Stream;
 use crate::sync::{Arc, assert_unlocked};
 
-/// In place of the text of a panic.
+/// The words in place of the text of a panic.
 const NO_TEXT: &str = "it threw no text";
 
 type AllocateFn = dyn Fn(&Stream, DeviceLayout) -> Result<DeviceBlock> + Send + Sync;
 type DeallocateFn = dyn Fn(&Stream, DeviceBlock) + Send + Sync;
 
-/// A resource of two closures, for memory that another allocator manages: RMM's
+/// A resource of two closures, for memory that another allocator manages. RMM calls it
 /// `callback_memory_resource`.
 ///
-/// A handle: clones are the same resource. The closures see the stream and the whole
+/// Clones are the same resource. The closures see the stream and the whole
 /// [`DeviceLayout`], of which RMM drops the alignment. Requests for no bytes, and for streams of another
-/// device, do not reach them. A panic in `allocate` is an error ([`ErrorKind::Unsupported`]); a panic in
-/// `deallocate` is a [`tracing`](https://docs.rs/tracing) error, and leaks the block. What the closures may wait for is
-/// what a [resource](crate::DeviceResource#what-a-method-may-wait-for) may.
+/// device, do not reach them. A panic in `allocate` is an error ([`ErrorKind::Unsupported`]). A panic
+/// in `deallocate` is a [`tracing`](https://docs.rs/tracing) error, and leaks the block. The closures
+/// may wait for whatever a [resource](crate::DeviceResource#what-a-method-may-wait-for) may wait for.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceResource, DeviceVec, mr::CallbackResource};
@@ -60,11 +60,15 @@ impl CallbackResource {
     ///
     /// # Safety
     ///
-    /// The two keep the contract of [`DeviceResource`]: `allocate` returns memory of `device`, of at
-    /// least the bytes and at the alignment of the layout, that overlaps no other block which is
-    /// still allocated, and that work on the stream may use from then on. It stays valid until it is
-    /// given to `deallocate`, which may hand it out again once the work that its stream was given
-    /// before is done. `deallocate` may rely on what its own caller promises: each block comes from
+    /// The two keep the contract of [`DeviceResource`]:
+    ///
+    /// - `allocate` returns memory of `device`, of at least the bytes and at the alignment of the layout.
+    /// - The memory overlaps no other block which is still allocated.
+    /// - Work on the stream may use the memory from then on.
+    /// - The memory stays valid until it is given to `deallocate`. That may hand it out again once the
+    ///   work that its stream was given before is done.
+    ///
+    /// `deallocate` may rely on the promise of its own caller, that each block comes from
     /// `allocate`, unchanged, and once.
     pub unsafe fn new(
         device: &Device,

@@ -20,21 +20,21 @@ use crate::sync::trusted::Mutex;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// How long a trim asks which streams have nothing to do.
+/// The time for which a trim asks which streams have nothing to do.
 const IDLE_PATIENCE: Duration = Duration::from_millis(2);
 
-/// Stream-ordered memory from a pool of the driver: `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
+/// Stream-ordered memory from a pool of the driver, by `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
 ///
 /// The resource owns its pool, unless it is [a view](Self::default_pool) of a pool that others use too.
-/// Neither call waits for the device.
+/// Allocations and frees do not wait for the device.
 ///
-/// On a stream in capture, memory of the driver would exist while the graph runs and at no other time,
-/// so an allocation is [`ErrorKind::Capture`] there; declare a [`PoolResource`](crate::PoolResource)
-/// over this one to [`Stream::capture`]. A later call of this crate makes a free on such a stream,
+/// On a stream in capture, memory of the driver would exist while the graph runs and at no other time. So
+/// an allocation is [`ErrorKind::Capture`] there. Declare a [`PoolResource`](crate::PoolResource) over
+/// this one to [`Stream::capture`] instead. A later call of this crate makes a free on such a stream,
 /// after the capture's end. RMM passes both on to the driver.
 ///
-/// RMM: `cuda_async_memory_resource`, `cuda_async_managed_memory_resource` and
-/// `cuda_async_view_memory_resource`. They have neither the switches of reuse nor the pool's own
+/// RMM calls it `cuda_async_memory_resource`, `cuda_async_managed_memory_resource` and
+/// `cuda_async_view_memory_resource`. These have neither the switches of reuse nor the pool's own
 /// counts, and accept an initial size that the threshold releases at once.
 ///
 /// ```
@@ -58,22 +58,22 @@ pub struct AsyncResource {
     peers: Mutex<Vec<(BackendKind, u64)>>,
 }
 
-/// What a driver pool holds, in bytes, from [`AsyncResource::statistics`]. Each figure is the
-/// driver's own, asked one after the other.
+/// The bytes that a driver pool holds, from [`AsyncResource::statistics`]. Each figure is the driver's
+/// own, and one is asked after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AsyncStatistics {
-    /// Taken from the system and not given back.
+    /// Bytes that are taken from the system and not given back.
     pub reserved_bytes: u64,
-    /// The most that was ever reserved.
+    /// The most bytes that were ever reserved.
     pub reserved_peak: u64,
-    /// In blocks that are not freed.
+    /// Bytes in blocks that are not freed.
     pub used_bytes: u64,
-    /// The most that was ever used.
+    /// The most bytes that were ever used.
     pub used_peak: u64,
 }
 
-/// How a driver pool is made. From [`AsyncResource::builder`].
+/// The options of a driver pool, from [`AsyncResource::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct AsyncOptions {
@@ -89,14 +89,15 @@ pub struct AsyncOptions {
 
 impl AsyncOptions {
     setters! {
-        /// Bytes that the pool takes from the system when it is built, by one allocation that is freed
-        /// again. By default none.
+        /// Bytes that the pool takes from the system when it is built, by one allocation that is
+        /// freed again. The default is none.
         initial_size: usize;
 
-        /// Bytes that the pool keeps, those in use among them, when the program waits for a stream or an
-        /// event of one; free memory above goes back to the system. By default `u64::MAX`, as for
-        /// RMM. The driver keeps and releases whole chunks, of 32 MiB on an H200 (driver 580): below one
-        /// chunk it keeps nothing. It releases nothing at [`Device::synchronize`] (H100, driver 580), which
+        /// Bytes that the pool keeps, those in use among them, when the program waits
+        /// for a stream or an event of one. Free memory above goes back to the system.
+        /// The default is `u64::MAX`, as for RMM. The driver keeps and releases whole
+        /// chunks, of 32 MiB on an H200 (driver 580). Below one chunk it keeps nothing.
+        /// It releases nothing at [`Device::synchronize`] (H100, driver 580), which
         /// waits for an event of all streams.
         release_threshold: u64;
 
@@ -125,9 +126,11 @@ impl AsyncOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if the release threshold would give the initial size back at
-    /// once, or an address space does not hold it; [`ErrorKind::Unsupported`] where the device has no memory pools, or none of this kind;
-    /// [`ErrorKind::OutOfMemory`] if there is no room for the initial size; those of the driver.
+    /// - [`ErrorKind::InvalidArgument`] if the release threshold would give the initial size back at
+    ///   once, or an address space does not hold it.
+    /// - [`ErrorKind::Unsupported`] where the device has no memory pools, or none of this kind.
+    /// - [`ErrorKind::OutOfMemory`] if there is no room for the initial size.
+    /// - The errors of the driver.
     pub fn build(self) -> Result<AsyncResource> {
         let Self { device, initial_size, release_threshold, shareable, managed, .. } = self;
         ensure!(
@@ -208,18 +211,18 @@ fn lacking(device: &Device, what: &str, why: Option<&DriverError>) -> Error {
 }
 
 impl AsyncResource {
-    /// A new pool that keeps all its memory until it is dropped or [trimmed](Self::trim): the release
+    /// A new pool that keeps all its memory until it is dropped or [trimmed](Self::trim). The release
     /// threshold is `u64::MAX`, as for RMM.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where the device has no memory pools; those of the driver.
+    /// [`ErrorKind::Unsupported`] where the device has no memory pools, and the errors of the driver.
     pub fn new(device: &Device) -> Result<Self> {
         Self::builder(device).build()
     }
 
-    /// A new pool that gives free memory back to the system, while it has more than `bytes` of it in
-    /// all, when the program waits for a stream: see [`AsyncOptions::release_threshold`].
+    /// A new pool that gives free memory back to the system when the program waits for a stream. It
+    /// does so while it has more than `bytes` in all. See [`AsyncOptions::release_threshold`].
     ///
     /// # Errors
     ///
@@ -279,8 +282,8 @@ impl AsyncResource {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if `pool` is null; [`ErrorKind::Unsupported`] where the device
-    /// has no memory pools.
+    /// [`ErrorKind::InvalidArgument`] if `pool` is null, or [`ErrorKind::Unsupported`] where the
+    /// device has no memory pools.
     ///
     /// # Safety
     ///
@@ -307,16 +310,16 @@ impl AsyncResource {
         })
     }
 
-    /// The `CUmemoryPool`, for other libraries. It is this resource's: not to be destroyed.
+    /// The `CUmemoryPool`, for other libraries. It belongs to this resource, so do not destroy it.
     pub fn as_raw_pool(&self) -> u64 {
         self.pool.0
     }
 
-    /// What the pool holds, as the driver counts it.
+    /// The bytes that the pool holds, as the driver counts them.
     ///
     /// # Errors
     ///
-    /// Those of the driver; [`ErrorKind::MissingSymbol`] if it cannot say.
+    /// The errors of the driver, or [`ErrorKind::MissingSymbol`] if it cannot say.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, mr::AsyncResource};
@@ -346,13 +349,13 @@ impl AsyncResource {
     /// Gives free memory back to the system at once, as far as the device is past it, until `keep` bytes are reserved, those
     /// in use among them. Waits for no work of the device. Returns how many bytes went back.
     ///
-    /// The driver counts memory as free when the program has waited for the stream that freed it. So this waits for those of
-    /// the crate's streams that have nothing to do, or will have within 2 ms: what they freed goes back. Streams in capture
-    /// are left alone.
+    /// The driver counts memory as free when the program has waited for the stream that freed it. So
+    /// this call waits for those of the crate's streams that have nothing to do, or become idle within
+    /// 2 ms. The memory that they freed then goes back. Streams in capture are left alone.
     ///
     /// # Errors
     ///
-    /// Those of the driver; [`ErrorKind::MissingSymbol`] if it cannot say what is reserved.
+    /// The errors of the driver, or [`ErrorKind::MissingSymbol`] if it cannot say what is reserved.
     pub fn trim(&self, keep: usize) -> Result<usize> {
         let before = self.count(PoolAttribute::ReservedCurrent)?;
         if before > keep as u64 {
@@ -371,11 +374,12 @@ impl AsyncResource {
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to
     /// import ([`IpcPool::import`](crate::ipc::IpcPool::import), or another library's call).
-    /// [`send_to`](Self::send_to) sends one over a socket. That of a simulated device serves its own process.
+    /// [`send_to`](Self::send_to) sends one over a socket. The descriptor of a simulated
+    /// device serves its own process.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where the pool is not shareable; those of the driver.
+    /// [`ErrorKind::Unsupported`] where the pool is not shareable, and the errors of the driver.
     #[cfg(unix)]
     pub fn export(&self) -> Result<OwnedFd> {
         let wanted = || format!("exporting a driver pool on {}", self.device);
@@ -394,7 +398,8 @@ impl AsyncResource {
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// Allocates and frees so much, and waits for the free: then every stream finds the memory.
+    /// Allocates and frees a block of `layout`, and waits for the free. Then every
+    /// stream finds the memory.
     fn prime(&self, layout: DeviceLayout) -> Result<()> {
         if layout.bytes() == 0 {
             return Ok(());
@@ -435,7 +440,8 @@ unsafe impl DeviceResource for AsyncResource {
         })
     }
 
-    /// By `cuMemPoolSetAccess`: of a [view](AsyncResource::default_pool), for all who use the pool.
+    /// Calls `cuMemPoolSetAccess`. For a [view](AsyncResource::default_pool) it holds
+    /// for all who use the pool.
     fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         not_forked("a driver pool")?;
         if self.has_peer_access(peer) {
@@ -454,7 +460,7 @@ unsafe impl DeviceResource for AsyncResource {
         Ok(())
     }
 
-    /// What this value has enabled: another view of the pool does not know of it.
+    /// Access that this value has enabled. Another view of the pool does not know of it.
     fn has_peer_access(&self, peer: &Device) -> bool {
         let is_given = || !is_forked_child() && self.peers.lock().contains(&peer.key());
         *peer == self.device || is_given()

@@ -11,26 +11,27 @@ use crate::resource::impls::{debug_struct, forward, handle, setters};
 use crate::resource::pool::{PoolOwner, PoolResource, PoolStatistics};
 use crate::stream::Stream;
 
-/// The default of [`FixedSizeOptions::block_size`]: 1 MiB, as in RMM.
+/// The default of [`FixedSizeOptions::block_size`], 1 MiB as in RMM.
 const BLOCK_SIZE: usize = 1 << 20;
 
 /// The default of [`FixedSizeOptions::blocks_per_chunk`], as in RMM.
 const BLOCKS_PER_CHUNK: usize = 128;
 
-/// No heap has larger blocks.
+/// The largest block of a heap.
 const LARGEST_BLOCK: usize = (u32::MAX as usize - 1) * DEFAULT_ALIGNMENT;
 
-/// Blocks of one size in stream order, each in constant time: RMM's `fixed_size_memory_resource`.
+/// Blocks of one size in stream order, each in constant time. RMM calls it
+/// `fixed_size_memory_resource`.
 ///
-/// A handle: clones are the same resource. A request up to the block size gets a whole block; a larger
-/// one is an error. Blocks are taken from upstream in chunks, and [`trim`](Self::trim) returns chunks
-/// without a block in use. It is a [`PoolResource`] of one size: streams reuse each other's memory by its
-/// rules, at its costs. It cannot be declared to [`Stream::capture`]: on a stream in capture it serves
-/// what the stream freed before, or refuses.
+/// Clones are the same resource. A request up to the block size gets a whole block. A larger one is an
+/// error. Blocks are taken from upstream in chunks, and [`trim`](Self::trim) returns chunks
+/// without a block in use. It is a [`PoolResource`] of one size, so streams reuse each other's memory
+/// by its rules, at its costs. It cannot be declared to [`Stream::capture`]. On a stream in capture it
+/// serves memory that the stream freed before, or refuses.
 ///
-/// An alignment above 256 bytes is kept. RMM's resource ignores it; takes the memory of 128 blocks when
-/// it is made, used or not, and never returns any; and over an upstream in stream order it hands out
-/// blocks that another stream may still be waiting for.
+/// An alignment above 256 bytes is kept. RMM's resource ignores it. That resource takes the memory of
+/// 128 blocks when it is made, used or not, and never returns any. Over an upstream in stream order it
+/// hands out blocks that another stream may still be waiting for.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, mr::FixedSizeResource};
@@ -49,7 +50,7 @@ const LARGEST_BLOCK: usize = (u32::MAX as usize - 1) * DEFAULT_ALIGNMENT;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct FixedSizeResource<U: DeviceResource + 'static = CudaResource> {
-    /// Private to this resource, so it serves whole blocks alone.
+    /// The pool is private to this resource, so it serves whole blocks alone.
     pool: PoolResource<U>,
     block_size: usize,
     /// The block size in the pool's units.
@@ -112,12 +113,13 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
         self.pool.wait_and_trim(keep)
     }
 
-    /// What is reserved and in use, in bytes and blocks. Exact while no other thread uses it.
+    /// The bytes and blocks that are reserved and in use. They are exact while no
+    /// other thread uses the resource.
     pub fn statistics(&self) -> PoolStatistics {
         self.pool.statistics()
     }
 
-    /// A block that the calling thread keeps ready, if it does.
+    /// A block that the calling thread keeps ready, if there is one.
     #[inline(always)]
     pub(super) fn allocate_cached(&self, stream: &Stream, alignment: usize) -> Option<DeviceBlock> {
         self.pool.allocate_cached_units(stream, self.units, alignment)
@@ -178,7 +180,7 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for FixedSizeResource<U>
     }
 }
 
-/// How a [`FixedSizeResource`] is built. From [`FixedSizeResource::builder`].
+/// The options of a [`FixedSizeResource`], from [`FixedSizeResource::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct FixedSizeOptions<U> {
@@ -190,7 +192,7 @@ pub struct FixedSizeOptions<U> {
 
 impl<U: DeviceResource + 'static> FixedSizeOptions<U> {
     setters! {
-        /// Bytes of every block: a multiple of 256, by default 1 MiB. RMM rounds it up.
+        /// The bytes of every block, a multiple of 256. The default is 1 MiB. RMM rounds it up.
         block_size: usize;
 
         /// Blocks that are taken from upstream at a time, by default 128. Fewer where upstream has no
@@ -206,11 +208,15 @@ impl<U: DeviceResource + 'static> FixedSizeOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a block size of 0, above 2^40 - 512 bytes, or not a multiple of
-    /// 256, for chunks of no blocks, and for more blocks than an address space holds;
-    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if upstream has not the initial blocks; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if
-    /// it gives less than it was asked for, or keeps no alignment; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of
-    /// a fork; those of upstream.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a block size of 0,
+    ///   above 2^40 - 512 bytes, or not a multiple of 256.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for chunks of no blocks,
+    ///   and for more blocks than an address space holds.
+    /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if upstream has not the initial blocks.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if upstream gives less than it was
+    ///   asked for, or keeps no alignment.
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    /// - The errors of upstream.
     pub fn build(self) -> Result<FixedSizeResource<U>> {
         let Self { block_size, blocks_per_chunk, initial_blocks, upstream } = self;
         ensure!(

@@ -1,4 +1,4 @@
-//! The rest of RMM's family: adaptors, and the resources that fewer programs take.
+//! The rest of RMM's family, which is the adaptors and the resources that fewer programs take.
 //!
 //! `aquifer::mr` has all of it, beside the resources of `aquifer-core`.
 #![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]

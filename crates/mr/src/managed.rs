@@ -20,21 +20,22 @@ mod quota;
 
 use quota::ManagedQuota;
 
-/// Managed memory, which the driver moves between host and device: `cuMemAllocManaged`.
+/// Managed memory of `cuMemAllocManaged`, which the driver moves between host and device.
 ///
-/// A request for more than the device has free is an out-of-memory error: on a shared GPU the driver
-/// would take the memory from other programs, or page without end. The driver is asked what is free
-/// before such an error, and when a sixteenth of its last answer has been asked for since. A request is
-/// refused as well that does not fit beside the managed memory that the process has already, touched or
-/// not: the sum stays below what was free when the first block was asked for, and what other programs
-/// freed since. Memory that the driver has moved to the host looks like the latter.
+/// A request for more than the device has free is an out-of-memory error. On a shared GPU the
+/// driver would otherwise take the memory from other programs, or page without end. The resource
+/// asks the driver for the free memory before such an error. It also asks when a sixteenth of the
+/// driver's last answer has been asked for since. It also refuses a request that does not fit
+/// beside the managed memory that the process has already, touched or not. The sum stays below the
+/// memory that was free when the first block was asked for, plus the memory that other programs
+/// freed since. Memory that the driver has moved to the host looks as if others had freed it.
 /// [`oversubscribe`](ManagedOptions::oversubscribe) lifts both limits. Before an error, a request waits
-/// for its stream, unless that is in capture. A free waits for its stream; on a stream in capture, a
+/// for its stream, unless that is in capture. A free waits for its stream. On a stream in capture, a
 /// later call of this crate makes it after the capture's end. All instances on one device are equal,
 /// whatever their options.
 ///
-/// RMM: `managed_memory_resource`, which passes each request on to the driver and does not look at
-/// what is free.
+/// RMM calls it `managed_memory_resource`, which passes each request on to the driver and
+/// does not look at the free memory.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, mr::ManagedResource};
@@ -57,7 +58,7 @@ pub struct ManagedResource {
 
 debug_struct!(ManagedResource { device, oversubscribe, .. });
 
-/// How managed memory is asked for. From [`ManagedResource::builder`].
+/// The options of a [`ManagedResource`], from [`ManagedResource::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ManagedOptions {
@@ -84,8 +85,8 @@ impl ManagedOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where the device has no managed memory; [`ErrorKind::Forked`] in the
-    /// child of a fork.
+    /// [`ErrorKind::Unsupported`] where the device has no managed memory, or
+    /// [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<ManagedResource> {
         let Self { device, oversubscribe } = self;
         not_forked("managed memory")?;
@@ -101,12 +102,12 @@ impl ManagedOptions {
 }
 
 impl ManagedResource {
-    /// The managed memory of `device`, no more of it than the device has free.
+    /// A resource of managed memory of `device`, no more of it than the device has free.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where the device has none; [`ErrorKind::Forked`] in the child of a
-    /// fork.
+    /// [`ErrorKind::Unsupported`] where the device has none, or [`ErrorKind::Forked`] in the
+    /// child of a fork.
     pub fn new(device: &Device) -> Result<Self> {
         Self::builder(device).build()
     }

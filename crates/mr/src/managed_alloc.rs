@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 /// Managed memory that the host touches while kernels run, from [`ManagedResource::allocator`].
 ///
 /// `OnStream<ManagedAlloc>` is the allocator, since a free waits for a stream. The memory is free when
-/// the call returns, as with `cuMemFree`. A handle: clones are the same resource.
+/// the call returns, as with `cuMemFree`. Clones are the same resource.
 ///
 /// RMM's `managed_memory_resource` claims host access on every device.
 ///
@@ -44,14 +44,14 @@ struct ManagedAllocState {
 }
 
 impl ManagedResource {
-    /// The memory for the host's collections: an allocator, once [`OnStream`](crate::mr::OnStream) binds it
-    /// to a stream.
+    /// The memory for the host's collections. It is an allocator once
+    /// [`OnStream`](crate::mr::OnStream) binds it to a stream.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) unless the host may touch managed memory while kernels run
-    /// ([`concurrent_managed_access`](crate::device::DeviceProperties::concurrent_managed_access)): elsewhere
-    /// a `Vec` that is read while any kernel runs is a fault of the process.
+    /// ([`concurrent_managed_access`](crate::device::DeviceProperties::concurrent_managed_access)).
+    /// Elsewhere a read of a `Vec` while any kernel runs is a fault of the process.
     pub fn allocator(&self) -> Result<ManagedAlloc> {
         ensure!(
             self.device().properties().concurrent_managed_access,

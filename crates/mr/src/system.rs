@@ -18,18 +18,18 @@ use std::ptr::NonNull;
 /// The largest page of any system whose GPUs read its memory. Advice is for whole pages.
 const PAGE: usize = 1 << 16;
 
-/// Collections of deferred frees before an allocation fails: each frees a few blocks.
+/// Collections of deferred frees before an allocation fails. Each frees a few blocks.
 const COLLECTIONS: usize = 64;
 
-/// Ordinary memory of the host, from its own allocator, which the GPU reads where it lies: on
-/// systems where both share an address space, as Grace Hopper, or where Linux moves the pages (HMM).
+/// Ordinary memory of the host, from its own allocator, which the GPU reads where it lies. It needs a
+/// system where both share an address space, such as Grace Hopper, or where Linux moves the pages (HMM).
 ///
-/// No call waits: a later call of this crate returns a freed block to the host's allocator, when the
-/// device has passed what the block's stream was given, and after its capture. So a program that runs far
+/// A later call of this crate returns a freed block to the host's allocator, so no call waits. It does so when the
+/// device has passed the work that the block's stream was given, and after its capture. So a program that runs far
 /// ahead of the device holds what it freed meanwhile. Where the host's allocator has no more, an
 /// allocation waits for its stream and tries again. All instances on one device are equal.
 ///
-/// RMM: `system_memory_resource`, which waits for the stream in each free, and
+/// RMM calls it `system_memory_resource`, which waits for the stream in each free. RMM also has
 /// `sam_headroom_memory_resource`, whose advice stays on the pages when they are the host's again.
 ///
 /// ```
@@ -52,7 +52,7 @@ pub struct SystemResource {
     headroom: Option<u64>,
 }
 
-/// How ordinary memory is asked for. From [`SystemResource::builder`].
+/// The options of a [`SystemResource`], from [`SystemResource::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct SystemOptions {
@@ -62,11 +62,12 @@ pub struct SystemOptions {
 
 impl SystemOptions {
     setters! {
-        /// Bytes of the device that each new block is to leave free. The driver is advised to place as
-        /// much of the block on the device as fits beside them, and the rest on the host. What the device
-        /// has free when the block is made counts, as for RMM: blocks without a touched page have no
-        /// place yet, so several may count on the same room. The driver need not take the advice. Blocks
-        /// are whole pages of 64 KiB then. By default there is no advice.
+        /// Bytes of the device that each new block is to leave free. The resource advises the driver
+        /// to place as much of the block on the device as fits beside them, and the rest on the
+        /// host. It counts the memory that the device has free when the block is made, as RMM does.
+        /// Blocks without a touched page have no place yet, so several may count on the same room.
+        /// The driver need not take the advice. With this option blocks are whole pages of 64 KiB.
+        /// By default there is no advice.
         ///
         /// ```
         /// use aquifer::{Device, mr::SystemResource};

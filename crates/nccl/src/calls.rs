@@ -1,4 +1,4 @@
-//! The collectives: each is a method of a communicator, which runs it at once, and of a group.
+//! The collectives. Each is a method of a communicator, which runs it at once, and of a group.
 
 use super::communicator::Communicator;
 use super::element::ReduceElement;
@@ -10,23 +10,27 @@ use crate::error::Result;
 use bytemuck::Pod;
 use std::fmt;
 
-/// Collectives that are given to their streams together: `ncclGroupStart` and `ncclGroupEnd`.
+/// Collectives that are given to their streams together, by `ncclGroupStart` and `ncclGroupEnd`.
 ///
 /// A send and a receive that wait for each other belong into one group, and so do the calls of one thread that has
-/// several ranks. The group borrows the memory until it is [run](Self::run), which orders all streams; until then, and if
-/// it is dropped, nothing has happened. Its methods are those of [`Communicator`], with the rank first.
+/// several ranks. The group borrows the memory until it is [run](Self::run), which orders all
+/// streams. Nothing happens before that, or if the group is dropped. Its methods are those of
+/// [`Communicator`], with the rank first.
 ///
-/// All ranks group their collectives in the same way: NCCL arranges a group as a whole, and ranks that differ may wait for
-/// each other without an end, or fail. For the same reason a group is never given in parts, however long it is.
+/// All ranks group their collectives in the same way. NCCL arranges a group as a whole, so ranks
+/// that differ may wait for each other without an end, or fail. For the same reason a group is
+/// never given in parts, however long it is.
 ///
 /// # How far a rank is ahead
 ///
-/// A group counts as all the collectives that it has of a rank. It waits before it is given until these and what
-/// the rank has ahead of its device are 256 at most. A group with more of one rank waits until that rank has nothing ahead, and
-/// what comes after it waits until the device has passed it. So a rank is ahead of its device by 256 collectives or by
+/// A group counts as all the collectives that it has of a rank. It waits before it is given until
+/// these and the collectives that the rank has ahead of its device are 256 at most. A group with
+/// more of one rank waits until that rank has nothing ahead. Later collectives then wait until the
+/// device has passed the group. So a rank is ahead of its device by 256 collectives or by
 /// one group, whichever is more. Each of these waits takes no longer than the [`timeout`](crate::CommunicatorOptions::timeout)
-/// of the rank. A group that has waited waits again where another thread has given the rank collectives meanwhile. Keep a group short where a rank may be lost: NCCL has the host wait in a group that is too long
-/// for the queue of the GPU, and does not return until the other ranks come.
+/// of the rank. A group that has waited waits again where another thread has given the rank
+/// collectives meanwhile. Keep a group short where a rank may be lost. If a group is too long for the
+/// queue of the GPU, NCCL has the host wait in it, and does not return until the other ranks come.
 ///
 /// ```
 /// use aquifer::{Communicator, Device, DeviceVec, collective::Group, sim::SimConfig};
@@ -66,13 +70,15 @@ impl Group<'_> {
         self.requests.is_empty()
     }
 
-    /// Gives all of them to their streams, which wait for the home streams of what they use; the homes wait for them
-    /// before they next write or free it. May wait on the host for the calls of other ranks, and where a rank is
+    /// Gives all of them to their streams. These wait for the home streams of the memory that they
+    /// use. The homes wait for them before they next write or free it. The call may wait on the host
+    /// for the calls of other ranks. It also waits where a rank is
     /// [too far ahead](Self#how-far-a-rank-is-ahead) of its device.
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`]: of all ranks of the group, if a call of NCCL failed.
+    /// The errors of [`Communicator::all_reduce`]. If a call of NCCL failed, the error is
+    /// one of all ranks of the group.
     #[track_caller]
     pub fn run(self) -> Result<()> {
         let _site = CallSite::enter();
@@ -132,7 +138,7 @@ macro_rules! collectives {
                 ///
                 /// # Errors
                 ///
-                /// Of the lengths, the ranks and the device.
+                /// The errors of the lengths, the ranks and the device.
                 pub fn $name<T: $bound>(
                     &mut self,
                     communicator: &'a Communicator,
@@ -154,9 +160,10 @@ macro_rules! collectives {
 }
 
 collectives! {
-    /// Reduces what all ranks send, element by element, and gives the result to all.
+    /// Reduces the data of all ranks, element by element, and gives the result to all.
     ///
-    /// May wait on the host for the same call of other ranks, and where the device is far behind: see [`Communicator`].
+    /// The call may wait on the host for the same call of other ranks, and where the device is far
+    /// behind. See [`Communicator`].
     ///
     /// ```
     /// use aquifer::{Communicator, Device, DeviceVec, collective::ReduceOp, sim::SimConfig};
@@ -173,12 +180,17 @@ collectives! {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) where lengths of this rank do not fit;
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) for memory of another device than the rank's;
-    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) if a rank failed, or this one was aborted;
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) where the rank's stream or a home is in capture;
-    /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) on the simulated device where another rank calls another
-    /// collective, or of another length; those of the driver.
+    /// - [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) where lengths of
+    ///   this rank do not fit.
+    /// - [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) for memory of
+    ///   another device than the rank's.
+    /// - [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) if a rank
+    ///   failed, or this one was aborted.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) where the rank's stream or a
+    ///   home is in capture.
+    /// - [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) on the simulated device where another
+    ///   rank calls another collective, or one of another length.
+    /// - The errors of the driver.
     fn all_reduce<T: ReduceElement>(read send write receive, op: ReduceOp);
 
     /// As [`all_reduce`](Self::all_reduce), in place.
@@ -188,70 +200,74 @@ collectives! {
     /// As there.
     fn all_reduce_in_place<T: ReduceElement>(write data, op: ReduceOp);
 
-    /// Reduces what all ranks send, and gives the result to rank `root` alone. The others' `receive` is not used, and may
+    /// Reduces the data of all ranks, and gives the result to rank `root` alone. The
+    /// others' `receive` is not used, and may
     /// be empty.
     ///
     /// # Errors
     ///
-    /// As [`all_reduce`](Self::all_reduce), and [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a
-    /// rank that does not exist.
+    /// The errors of [`all_reduce`](Self::all_reduce), and
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a rank that does not exist.
     fn reduce<T: ReduceElement>(read send write receive, op: ReduceOp, root: usize);
 
-    /// As [`reduce`](Self::reduce), in place: what is not `root`'s keeps its elements.
+    /// Like [`reduce`](Self::reduce), in place. The data of ranks other than `root` keeps its elements.
     ///
     /// # Errors
     ///
     /// As there.
     fn reduce_in_place<T: ReduceElement>(write data, op: ReduceOp, root: usize);
 
-    /// Reduces what all ranks send, and gives each rank its part of the result: the first part to rank 0. `send` is as
-    /// long as the parts of all ranks.
+    /// Reduces the data of all ranks, and gives each rank its part of the result. Rank 0 gets the
+    /// first part. `send` is as long as the parts of all ranks.
     ///
     /// # Errors
     ///
     /// As [`all_reduce`](Self::all_reduce).
     fn reduce_scatter<T: ReduceElement>(read send write receive, op: ReduceOp);
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), in place: this rank's part of `data` gets the result. What the other
-    /// parts hold then is not said.
+    /// Like [`reduce_scatter`](Self::reduce_scatter), in place. This rank's part of `data` gets the
+    /// result. The other parts hold unspecified data then.
     ///
     /// # Errors
     ///
-    /// As there, and [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) for a length that the number of ranks
-    /// does not divide.
+    /// The errors of [`reduce_scatter`](Self::reduce_scatter), and
+    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) for a length that the
+    /// number of ranks does not divide.
     fn reduce_scatter_in_place<T: ReduceElement>(write data, op: ReduceOp);
 
-    /// Gives to all ranks what rank `root` sends. The others' `send` is not used, and may be empty.
+    /// Gives the data of rank `root` to all ranks. The others' `send` is not used, and may be empty.
     ///
     /// # Errors
     ///
     /// As [`reduce`](Self::reduce).
     fn broadcast<T: Pod>(read send write receive, root: usize);
 
-    /// As [`broadcast`](Self::broadcast), in place: each rank gets the elements of rank `root`.
+    /// Like [`broadcast`](Self::broadcast), in place. Each rank gets the elements of rank `root`.
     ///
     /// # Errors
     ///
     /// As there.
     fn broadcast_in_place<T: Pod>(write data, root: usize);
 
-    /// Gives to all ranks what each of them sends, rank 0's first. `receive` is as long as the parts of all ranks.
+    /// Gives the data of each rank to all ranks, rank 0's first. `receive` is as long as the
+    /// parts of all ranks.
     ///
     /// # Errors
     ///
     /// As [`all_reduce`](Self::all_reduce).
     fn all_gather<T: Pod>(read send write receive);
 
-    /// As [`all_gather`](Self::all_gather), in place: this rank sends its own part of `data`.
+    /// Like [`all_gather`](Self::all_gather), in place. This rank sends its own part of `data`.
     ///
     /// # Errors
     ///
-    /// As there, and [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) for a length that the number of ranks
-    /// does not divide.
+    /// The errors of [`all_gather`](Self::all_gather), and
+    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) for a length that the
+    /// number of ranks does not divide.
     fn all_gather_in_place<T: Pod>(write data);
 
-    /// Sends to rank `peer`, which [receives](Self::receive) as many bytes. A rank that both sends and receives does so in
-    /// one [`Group`]: alone, either waits for the other side.
+    /// Sends to rank `peer`, which [receives](Self::receive) as many bytes. A rank that both sends and
+    /// receives does so in one [`Group`], since either alone waits for the other side.
     ///
     /// # Errors
     ///

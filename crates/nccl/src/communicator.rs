@@ -14,32 +14,37 @@ use std::any::Any;
 use std::fmt;
 use std::time::Duration;
 
-/// One rank of a communicator: collectives of several devices on vectors, by NCCL.
+/// One rank of a communicator, for collectives of several devices on vectors, by NCCL.
 ///
-/// Each rank has a stream, on which its collectives run in the order of the calls. What they read and write may be at
-/// home on any stream of the device: the order of both is kept as for [`DeviceVec::on`](crate::DeviceVec::on). All ranks
-/// make the same calls in the same order. Ranks may be threads of one process, processes, or machines; a thread that has
-/// several ranks makes their calls in one [`Group`](crate::Group).
+/// Each rank has a stream, on which its collectives run in the order of the calls. The memory that
+/// they read and write may be at home on any stream of the device. The order of both is kept as for
+/// [`DeviceVec::on`](crate::DeviceVec::on). All ranks make the same calls in the same order. Ranks may
+/// be threads of one process, processes, or machines. A thread that has several ranks makes their
+/// calls in one [`Group`](crate::Group).
 ///
-/// A rank is never more than 256 collectives ahead of its device: a call that would be the next one waits for the device,
-/// no longer than the [`timeout`](CommunicatorOptions::timeout). On a GPU the queue would be full at some later call, which
-/// waits without an end if a rank is lost. A [`Group`](crate::Group) counts as all its collectives, and may be longer than
-/// that: see there. No other call waits for the device.
+/// A rank is never more than 256 collectives ahead of its device. A call that would be the next one
+/// waits for the device, no longer than the [`timeout`](CommunicatorOptions::timeout). On a GPU the
+/// queue would be full at some later call, which waits without an end if a rank is lost. A
+/// [`Group`](crate::Group) counts as all its collectives, and may be longer than that, as its
+/// documentation says. No other call of a collective waits for the device.
 ///
-/// On a GPU, NCCL is looked for when the first communicator is made. A call may wait on the host for the same call of
-/// other ranks, the first ones above all, and no other call on this communicator goes on meanwhile. On the
-/// simulated device the ranks are threads of one process, or one thread, and what they call is compared.
+/// On a GPU, NCCL is looked for when the first communicator is made. A call may wait on the host for
+/// the same call of other ranks, the first ones above all. No other call on this communicator goes on
+/// meanwhile. On the simulated device the ranks are threads of one process, or one thread. The
+/// simulated device compares their calls.
 ///
 /// # When a rank is lost
 ///
-/// What was given to the stream waits for the lost rank then, and so does all work behind it.
-/// [`synchronize`](Self::synchronize) waits no longer than it is told, aborts the communicator and says so by
-/// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost); so does a call that NCCL says is of no use
-/// any more. Call it before you read what collectives wrote: a read does not know that a rank was lost, and where the
-/// communicator was aborted, or another rank has left, gives what is there, which may be this rank's own part. On the
+/// The work that the stream was given then waits for the lost rank, and so does all work behind it.
+/// [`synchronize`](Self::synchronize) waits no longer than it is told, aborts the communicator and
+/// says so by [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost). So does a call that
+/// NCCL says is of no use any more. Call `synchronize` before you read the results of collectives,
+/// since a read does not know that a rank was lost. If the communicator was aborted, or another rank
+/// has left, the read gives whatever is there. That may be this rank's own part. On the
 /// simulated device a wait that has no time of its own gives a
-/// [`LostRank`](crate::sim::Violation::LostRank) report after a while. After an abort the stream goes on, and vectors can
-/// be dropped, and used once the other ranks have aborted theirs: what a collective was to write may be written in part.
+/// [`LostRank`](crate::sim::Violation::LostRank) report after a while. After an abort
+/// the stream goes on, and vectors can be dropped. They can be used once the other
+/// ranks have aborted theirs. The results of a collective may be written in part.
 /// Every later call gives the same error. The other ranks find out by their own waits.
 ///
 /// # The end
@@ -84,7 +89,7 @@ const _: () = {
     is_send_and_sync::<Communicator>();
 };
 
-/// How a rank joins. From [`Communicator::builder`].
+/// The options of a rank that joins, from [`Communicator::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct CommunicatorOptions {
@@ -94,8 +99,9 @@ pub struct CommunicatorOptions {
 
 impl CommunicatorOptions {
     setters! {
-        /// How long to wait for the other ranks: when they join, and for collectives that have not run when the
-        /// communicator is dropped or the device is too far behind. Ten minutes unless set.
+        /// The longest wait for the other ranks. It holds when they join. It also holds for
+        /// collectives that have not run when the communicator is dropped or the device is too far
+        /// behind. The default is ten minutes.
         timeout: Duration;
     }
 
@@ -144,8 +150,8 @@ impl CommunicatorOptions {
     }
 }
 
-/// Joins on a thread of its own, since NCCL waits for the other ranks without an end. What has joined when nobody waits
-/// any more is aborted.
+/// Joins on a thread of its own, since NCCL waits for the other ranks without an end. The thread
+/// aborts the ranks that joined when nobody waits any more.
 fn join_within(
     timeout: Duration,
     devices: Vec<Device>,
@@ -200,8 +206,8 @@ fn join_ranks(
 }
 
 impl Communicator {
-    /// Joins as rank number `rank` of `ranks`, whose collectives run on `stream`, and waits until all ranks have joined:
-    /// ten minutes at most.
+    /// Joins as rank number `rank` of `ranks`, whose collectives run on `stream`. Waits until all
+    /// ranks have joined, ten minutes at most.
     ///
     /// ```
     /// use aquifer::{
@@ -230,23 +236,26 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a GPU where NCCL is not installed;
-    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) if a rank does not come, or fails;
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `rank` is not below `ranks`.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a GPU where NCCL is not installed.
+    /// - [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) if a rank
+    ///   does not come, or fails.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `rank` is not below `ranks`.
     ///
     /// # Safety
     ///
-    /// NCCL compares nothing of what the ranks ask for, and a longer part is written past the end of a shorter one. So,
-    /// until this communicator has ended:
+    /// NCCL does not compare the requests of the ranks, and writes a longer part past the end of a
+    /// shorter one. So, until this communicator has ended:
     ///
-    /// - all ranks give the same collectives in the same order, with the same lengths, types, operators and roots, and a
-    ///   send and its receive have the same length;
-    /// - where a rank is lost or aborted, the others abort theirs, or end, before memory that its unfinished collectives
-    ///   use is used again: what another rank began late may still write there;
-    /// - where one rank gives a collective memory that is registered ([`RegisteringAdaptor`](crate::RegisteringAdaptor)),
-    ///   all ranks do. NCCL does not define a mixture.
+    /// - All ranks give the same collectives in the same order, with the same lengths, types,
+    ///   operators and roots. A send and its receive have the same length.
+    /// - If a rank is lost or aborted, the others abort theirs, or end, before memory that
+    ///   its unfinished collectives use is used again. A collective that another rank
+    ///   began late may still write there.
+    /// - If one rank gives a collective memory that is registered
+    ///   ([`RegisteringAdaptor`](crate::RegisteringAdaptor)), all ranks do. NCCL does not
+    ///   define a mixture.
     ///
-    /// The simulated device compares them and reports what differs.
+    /// The simulated device compares the requests and reports differences.
     #[track_caller]
     pub unsafe fn new(
         stream: &Stream,
@@ -268,8 +277,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for no stream, or two
-    /// of one device.
+    /// The errors of [`new`](Self::new), and
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for no
+    /// stream, or two of one device.
     ///
     /// # Safety
     ///
@@ -350,8 +360,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) where another rank failed, or the time is over;
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while the stream is in capture; those of the driver.
+    /// - [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) where another rank
+    ///   failed, or the time is over.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while the stream is in capture.
+    /// - The errors of the driver.
     #[track_caller]
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let _site = CallSite::enter();
@@ -371,15 +383,16 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) if it is not: the communicator is aborted.
+    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) if it is not. The
+    /// communicator is aborted then.
     pub fn check(&self) -> Result<()> {
         self.rank.check()
     }
 
-    /// Ends the communicator: what its stream was given ends without a result, and each later call is
+    /// Ends the communicator. The work that its stream was given ends without a result, and each later call is
     /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost). Other ranks find out by their own waits.
     ///
-    /// Waits for the call of another thread on this rank, if one goes on: NCCL takes no second one.
+    /// Waits for the call of another thread on this rank, if one goes on, since NCCL takes no second one.
     pub fn abort(&self) {
         let what = format!("rank {} among {} ranks was aborted", self.rank(), self.ranks());
         self.rank.abort(lost(what));

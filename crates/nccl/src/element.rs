@@ -18,8 +18,9 @@ mod sealed {
 pub(super) use sealed::Element;
 use sealed::Type;
 
-/// An element that reductions work on: integers of 8, 32 and 64 bits and floats of 32 and 64; with the feature `half` its
-/// `f16` and `bf16`. Collectives that only move elements take any plain data.
+/// An element that reductions work on. These are integers of 8, 32 and 64 bits and floats of
+/// 32 and 64. The feature `half` adds the `f16` and `bf16` of that crate. Collectives that
+/// only move elements take any plain data.
 pub trait ReduceElement: Pod + Element {}
 
 macro_rules! elements {

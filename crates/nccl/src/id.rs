@@ -1,15 +1,16 @@
-//! What the ranks of a communicator find each other by.
+//! The id by which the ranks of a communicator find each other.
 
 use crate::device::Device;
 use crate::driver::UniqueId;
 use crate::error::Result;
 use std::fmt;
 
-/// What the ranks of one [`Communicator`](crate::Communicator) find each other by: `ncclUniqueId`.
+/// The id by which the ranks of one [`Communicator`](crate::Communicator) find each
+/// other, an `ncclUniqueId`.
 ///
-/// One rank makes it, and the program brings its 128 bytes to the others, by whatever way it has. In programs of several
-/// processes NCCL can do so itself: where the variable `NCCL_COMM_ID` is `HOST:PORT` of rank 0 in all of them, each makes
-/// the same one. It serves for one communicator.
+/// One rank makes it, and the program brings its 128 bytes to the others, by whatever way it has. In
+/// programs of several processes NCCL can do so itself. If the variable `NCCL_COMM_ID` is `HOST:PORT`
+/// of rank 0 in all of them, each makes the same id. An id serves for one communicator.
 ///
 /// ```
 /// use aquifer::{Device, collective::CommunicatorId, sim::SimConfig};
@@ -26,18 +27,19 @@ pub struct CommunicatorId {
 }
 
 impl CommunicatorId {
-    /// A new one, for ranks on devices of this kind.
+    /// A new id, for ranks on devices of this kind.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a GPU where NCCL is not installed; those of NCCL.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a GPU where NCCL is not
+    /// installed, and the errors of NCCL.
     pub fn new(device: &Device) -> Result<Self> {
         let bytes = device.driver().unique_id();
         let wanted = format_args!("making an id for a communicator of {device}");
         bytes.map(|bytes| Self { bytes }).map_err(|error| error.into_error(wanted))
     }
 
-    /// The one whose bytes another rank has sent.
+    /// The id whose bytes another rank has sent.
     pub const fn from_bytes(bytes: [u8; 128]) -> Self {
         Self { bytes }
     }

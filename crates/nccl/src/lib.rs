@@ -1,4 +1,5 @@
-//! Collectives of several devices on vectors: communicators, groups, and memory that is registered with them.
+//! Collectives of several devices on vectors, with communicators, groups, and memory that is
+//! registered with them.
 //!
 //! A [`Communicator`] is one rank. NCCL does the work where the devices are GPUs. A [`Group`] gives several calls together,
 //! and [`RegisteringAdaptor`] registers a pool's blocks, which makes large collectives faster.

@@ -15,8 +15,9 @@ use crate::stream::{Stream, deferred};
 
 /// Device memory by `ncclMemAlloc`, which NCCL can register for all of its ways to other devices.
 ///
-/// As for [`CudaResource`](crate::CudaResource), each call is one of the driver's and blocks, and a free waits for its
-/// stream: put a pool above it, with a [`RegisteringAdaptor`](crate::RegisteringAdaptor) between the two. On the simulated
+/// Each call is a blocking call of the driver, and a free waits for its stream, as for
+/// [`CudaResource`](crate::CudaResource). So put a pool above it, with a
+/// [`RegisteringAdaptor`](crate::RegisteringAdaptor) between the two. On the simulated
 /// device it is plain memory. All instances on one device are equal.
 ///
 /// ```

@@ -6,9 +6,10 @@
 //! | lost, with its reason | are that error | - |
 //! | ended, with its last handle | there are none; registered memory is free of it | - |
 //!
-//! The lock is held over calls that may wait for other ranks on the host, since NCCL takes no second call meanwhile;
-//! and until a communicator that is aborted or ended is gone, since it has registered memory until then. Several ranks
-//! are locked in the order of their addresses. No event is emitted under it.
+//! The lock is held over calls that may wait for other ranks on the host, since NCCL takes no
+//! second call meanwhile. It is also held until a communicator that is aborted or ended is gone,
+//! since it has registered memory until then. Several ranks are locked in the order of their
+//! addresses. No event is emitted under the lock.
 
 use crate::debug_log::{DeferEvents, defer_events, deferred_event};
 use crate::device::Device;
@@ -24,18 +25,19 @@ use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
-/// What the ranks' work is to a capture, which it is refused in.
+/// The name of the ranks' work in the error of a capture, which refuses it.
 pub(super) const COLLECTIVE: &str = "a collective";
 
-/// How long a wait sleeps between two questions once it has asked for a while.
+/// The time that a wait sleeps between two questions once it has asked for a while.
 const ROUND: Duration = Duration::from_micros(50);
 
-/// A rank runs ahead of its device by no more collectives, or by one group: a launch on a queue that is full waits without
-/// an end where another rank is lost. A longer group cannot be given in parts, since NCCL wants one grouping of all ranks,
+/// The most collectives by which a rank runs ahead of its device, unless one group has more.
+/// A launch on a queue that is full waits without an end where another rank is lost. A
+/// longer group cannot be given in parts, since NCCL wants one grouping of all ranks,
 /// and a send apart from its receive waits for good.
 const MOST_AHEAD: usize = 256;
 
-/// So many collectives, at least, lie between two marks.
+/// The least number of collectives between two marks.
 const PER_MARK: usize = 128;
 
 #[derive(Debug)]
@@ -52,7 +54,7 @@ pub(super) struct RankState {
     membership: Membership,
     /// Collectives that the stream may not have passed.
     ahead: usize,
-    /// Those of them since the last mark.
+    /// The collectives of `ahead` since the last mark.
     unmarked: usize,
     /// Points of the stream, the oldest first.
     marks: VecDeque<Mark>,
@@ -74,7 +76,7 @@ enum Membership {
 
 /// A rank that is locked. The events of its time are emitted when it is not.
 pub(super) struct LockedRank<'a> {
-    /// First, so that the lock is released before.
+    /// The field is the first, so that the lock is released before the events are emitted.
     state: MutexGuard<'a, RankState>,
     _held: Option<DeferEvents>,
 }
@@ -129,13 +131,13 @@ impl RankState {
         Ok(())
     }
 
-    /// Marks the stream behind all its collectives. Does nothing where a mark is: another thread was first, or the
-    /// communicator was aborted.
+    /// Marks the stream behind all its collectives. Does nothing where a mark is, since another thread
+    /// was first, or the communicator was aborted.
     pub(super) fn mark_all(&mut self, call: &StreamCall<'_>) -> Result<()> {
         if self.unmarked > 0 { self.mark(call) } else { Ok(()) }
     }
 
-    /// Counts the collectives no more that the stream has passed.
+    /// Stops counting the collectives that the stream has passed.
     fn forget_passed(&mut self) -> Result<()> {
         while let Some(mark) = self.marks.front()
             && mark.event.is_complete()?
@@ -146,7 +148,7 @@ impl RankState {
         Ok(())
     }
 
-    /// Counts none, since the communicator has none any more.
+    /// Stops counting all collectives, since the communicator has none any more.
     fn forget_all(&mut self) {
         self.marks.clear();
         (self.ahead, self.unmarked) = (0, 0);
@@ -181,7 +183,8 @@ impl Rank {
         self.state.try_lock().map(|state| LockedRank { state, _held: held })
     }
 
-    /// A simulated device emits its findings in the call itself: no subscriber is to run under the lock.
+    /// Holds back the events of a simulated device, which emits its findings in the call itself, since
+    /// no subscriber is to run under the lock.
     #[inline]
     fn hold_events(&self) -> Option<DeferEvents> {
         (self.device().kind() == BackendKind::Simulated).then(defer_events)
@@ -233,7 +236,7 @@ impl Rank {
         if is_fatal { self.abort(error) } else { error }
     }
 
-    /// Aborts the communicator for `error`, unless it is lost already: returns why it is.
+    /// Aborts the communicator for `error`, unless it is lost already. Returns the reason why it is lost.
     pub(super) fn abort(&self, error: Error) -> Error {
         if is_forked_child() {
             return error;
@@ -270,8 +273,8 @@ impl Rank {
         Ok(unsafe { self.device().driver().communicator_check(raw) })
     }
 
-    /// Waits until the stream has passed `event`. Then the communicator is asked; if it is lost, or the time over, it is
-    /// aborted.
+    /// Waits until the stream has passed `event`. Then the communicator is asked. If it is lost, or
+    /// the time is over, it is aborted.
     pub(super) fn wait(&self, event: &Event, timeout: Duration) -> Result<()> {
         not_forked("a communicator")?;
         let (begun, backoff) = (Instant::now(), Backoff::new());
@@ -302,8 +305,8 @@ impl Rank {
         }
     }
 
-    /// Waits as long as the timeout is until the stream has passed the collectives. Whether it has: otherwise the communicator
-    /// was aborted, or the stream could not be asked.
+    /// Waits until the stream has passed the collectives, no longer than the timeout. Returns whether
+    /// it has. Otherwise the communicator was aborted, or the stream could not be asked.
     pub(super) fn drain(&self) -> bool {
         let event = self.stream.record_uncaptured().ok().flatten();
         event.is_some_and(|event| self.wait(&event, self.timeout).is_ok())
@@ -335,7 +338,7 @@ impl Rank {
         unsafe { self.device().driver().communicator_deregister(raw, handle) }
     }
 
-    /// Ends the communicator: when the stream has passed its collectives, or by an abort.
+    /// Ends the communicator when the stream has passed its collectives, or else by an abort.
     pub(super) fn end(&self) {
         if is_forked_child() || self.lock().joined().is_err() {
             return;

@@ -13,17 +13,18 @@ use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use std::collections::BTreeMap;
 
-/// A resource whose blocks are registered with communicators, by `ncclCommRegister`: NCCL reads and writes them directly,
-/// without a copy through buffers of its own, where it can.
+/// A resource whose blocks are registered with communicators, by `ncclCommRegister`. NCCL then reads
+/// and writes them directly where it can, without a copy through buffers of its own.
 ///
-/// Put it under a pool. Then each block of upstream, from which the pool cuts vectors, is registered once: when the pool
-/// takes it, or when a communicator [comes](Self::register_with). Before it goes back, its stream is waited for and each
-/// registration is taken back; a communicator whose collectives have not run within its
-/// [`timeout`](crate::CommunicatorOptions::timeout) is aborted then. A communicator that ends takes its registrations
-/// along. To register a block and to take that back waits for the call that another thread is in on the communicator.
-/// Have each rank of a communicator take its vectors from such a pool, or none: see the safety section of
-/// [`Communicator::new`].
-/// How much it gains depends on the memory and the links; [`NcclResource`](crate::mr::NcclResource) has memory that NCCL can use in all ways.
+/// Put it under a pool. Then each block of upstream, from which the pool cuts vectors, is registered
+/// once. That happens when the pool takes the block, or when a communicator
+/// [comes](Self::register_with). Before the block goes back, the adaptor waits for its stream and
+/// takes each registration back. It aborts a communicator whose collectives have not run within its
+/// [`timeout`](crate::CommunicatorOptions::timeout) then. A communicator that ends takes its
+/// registrations along. A call that registers a block or takes that back waits for the call of another
+/// thread on the communicator. Have each rank of a communicator take its vectors from such a pool, or
+/// none. The safety section of [`Communicator::new`] says why. The gain depends on the memory and the
+/// links. [`NcclResource`](crate::mr::NcclResource) has memory that NCCL can use in all ways.
 ///
 /// ```
 /// use aquifer::{
@@ -49,7 +50,7 @@ pub struct RegisteringAdaptor<U> {
 
 struct RegisteringState<U> {
     upstream: U,
-    /// Held over the calls that register, so that each block and each rank meet once.
+    /// The lock is held over the calls that register, so that each block and each rank meet once.
     table: Mutex<Table>,
 }
 
@@ -66,7 +67,7 @@ struct Registered {
     registrations: Registrations,
 }
 
-/// A block's handles, each of a rank, which may have ended since.
+/// The handles of a block, each of a rank, which may have ended since.
 type Registrations = Vec<(Arc<Rank>, u64)>;
 
 /// A rank that refused memory.
@@ -96,10 +97,12 @@ impl<U: DeviceResource> RegisteringAdaptor<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) for a rank of another device;
-    /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) for one that is lost;
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for an NCCL before 2.19; those of NCCL. Then no block is
-    /// registered with it.
+    /// - [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) for a rank of another device.
+    /// - [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost) for one that is lost.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for an NCCL before 2.19.
+    /// - The errors of NCCL.
+    ///
+    /// After an error no block is registered with the communicator.
     pub fn register_with(&self, communicator: &Communicator) -> Result<()> {
         let RegisteringState { upstream, table } = &*self.state;
         not_forked("a communicator")?;
@@ -150,8 +153,8 @@ impl Table {
         Ok(Ok(()))
     }
 
-    /// Adds a new block, registered with all ranks that have not ended. Those that refuse it come back, and those that have
-    /// ended, to be dropped without the lock.
+    /// Adds a new block, registered with all ranks that have not ended. Returns the ranks that refuse
+    /// it, and the ranks that have ended, to be dropped without the lock.
     fn add(&mut self, block: &DeviceBlock) -> (Vec<Failure>, Vec<Arc<Rank>>) {
         let (address, bytes) = (block.address(), block.bytes());
         let (mut registrations, mut failures) = (Vec::new(), Vec::new());

@@ -185,7 +185,8 @@ impl<'a> Request<'a> {
         Self::new(communicator, CollectiveWork::Receive { receive, bytes, peer }).writes(data)
     }
 
-    /// The error if `other` is of another kind of device: ranks of a simulated one are none to NCCL.
+    /// The error if `other` is of another kind of device, since NCCL does not know the
+    /// ranks of a simulated one.
     pub(super) fn require_same_kind(&self, other: &Self) -> Result<()> {
         self.communicator.device().require_kind(other.communicator.device())
     }
@@ -299,8 +300,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A call on each stream. A gate that is closed is waited for inside of no other one, and is the first to be entered
-/// then.
+/// A call on each stream. A wait for a closed gate happens inside of no other gate. The
+/// gate is then the first to be entered.
 fn enter_all<'a>(streams: &mut [&'a Stream]) -> Result<Vec<StreamCall<'a>>> {
     let patience = Patience::new();
     loop {
@@ -357,7 +358,7 @@ fn same_length(send: usize, receive: usize) -> Result<()> {
     Ok(())
 }
 
-/// The whole is a part for each rank.
+/// The error unless the whole is a part for each rank.
 fn parts_of(whole: usize, part: usize, communicator: &Communicator) -> Result<()> {
     let ranks = communicator.ranks();
     ensure!(

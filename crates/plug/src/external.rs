@@ -1,4 +1,4 @@
-//! A memory manager as the layers below see it: a resource, and a source of page-locked memory.
+//! A memory manager as the layers below see it, which is a resource and a source of page-locked memory.
 
 use super::ipc::IpcHandle;
 use super::memory_manager::{HostAllocFlags, INTERFACE_VERSION, MemoryManager};
@@ -24,8 +24,8 @@ pub(super) struct ManagerMemory {
     name: String,
     device: Device,
     manager: Arc<dyn MemoryManager>,
-    /// Page-locked memory that is in use, by its address: dropped, it goes back to the manager. Each user of it
-    /// keeps this value.
+    /// Page-locked memory that is in use, by its address. The drop of an entry gives it back to the
+    /// manager. Each user of the memory keeps this value.
     pinned: Mutex<HashMap<usize, PinnedMemory>>,
 }
 
@@ -56,7 +56,8 @@ impl ManagerMemory {
         Ok(Arc::new(memory))
     }
 
-    /// Runs a call of the manager: its panic is an error, and a call of its own for memory does not come back here.
+    /// Runs a call of the manager. A panic is an error, and a call of the manager for
+    /// memory does not come back here.
     fn call<T>(&self, what: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
         // Its memory and its locks are the parent's.
         not_forked("a memory manager")?;
@@ -70,7 +71,7 @@ impl ManagerMemory {
         })
     }
 
-    /// The error of memory that is not what was asked.
+    /// The error of memory that does not fit the request.
     fn unfit(&self, asked: &str, given: &str) -> Error {
         let what =
             format!("the memory manager {} was asked for {asked}, and gave {given}", self.name);

@@ -29,7 +29,7 @@ pub unsafe trait DeviceMemoryManager: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Its own.
+    /// The manager's own errors.
     fn initialize(&self) -> Result<()> {
         Ok(())
     }
@@ -57,29 +57,33 @@ pub unsafe trait DeviceMemoryManager: fmt::Debug + Send + Sync {
         memory.ipc_handle()
     }
 
-    /// As [`MemoryManager::reset`], for device memory.
+    /// Does the work of [`MemoryManager::reset`], for device memory.
     ///
     /// # Errors
     ///
-    /// Its own.
+    /// The manager's own errors.
     fn reset(&self) -> Result<()> {
         Ok(())
     }
 
-    /// As [`MemoryManager::defer_cleanup`], for device memory. By default nothing is deferred.
+    /// Does the work of [`MemoryManager::defer_cleanup`], for device memory. By
+    /// default nothing is deferred.
     fn defer_cleanup(&self) -> DeferCleanup {
         DeferCleanup::none()
     }
 }
 
-/// A whole [`MemoryManager`] of one that has device memory alone: NBEP 7's `HostOnlyCUDAMemoryManager`.
+/// A whole [`MemoryManager`] of one that has device memory alone. NBEP 7 calls it
+/// `HostOnlyCUDAMemoryManager`.
 ///
-/// Page-locked memory is the driver's, and its deallocations wait in
-/// [`PendingDeallocations::for_device`]: 10 at most, of 20% of the device's memory. They are done, and the request is
-/// tried again, where page-locked memory runs out. [`defer_cleanup`](MemoryManager::defer_cleanup) defers them, and
-/// what the manager within defers. Memory that was pinned where it lies is unlocked at once.
+/// Page-locked memory is the driver's. Its deallocations wait in a list of
+/// [`PendingDeallocations::for_device`], 10 at most, of 20% of the device's memory. Where page-locked
+/// memory runs out, they are done, and the request is tried again.
+/// [`defer_cleanup`](MemoryManager::defer_cleanup) defers them, and also the cleanup of the manager
+/// within. Memory that was pinned where it lies is unlocked at once.
 ///
-/// NBEP 7's example: a manager that logs an allocation and a free, and a program that does not know of it.
+/// This is NBEP 7's example, of a manager that logs an allocation and a free, and a
+/// program that does not know of it.
 ///
 /// ```
 /// use aquifer::{
@@ -139,7 +143,7 @@ impl<M: DeviceMemoryManager> HostOnly<M> {
     ///
     /// # Errors
     ///
-    /// Those of asking the device for its memory.
+    /// The errors of asking the device for its memory.
     pub fn new(device: &Device, device_memory: M) -> Result<Self> {
         let pending = PendingDeallocations::for_device(device)?;
         Ok(Self { device: device.clone(), device_memory, pending })

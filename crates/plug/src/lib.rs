@@ -1,5 +1,6 @@
-//! What other programs, processes and libraries plug into: external memory managers (NBEP 7), data-allocation
-//! handlers (NEP 49), stacks of resources by a text, memory that processes share.
+//! The interfaces that other programs, processes and libraries plug into. They are external
+//! memory managers (NBEP 7), data-allocation handlers (NEP 49), stacks of resources by a
+//! text, and memory that processes share.
 
 #![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
 #![deny(missing_docs, missing_debug_implementations)]

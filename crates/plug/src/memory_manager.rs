@@ -10,7 +10,7 @@ use crate::stream::Stream;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// The version of the interface that [`MemoryManager`] is: NBEP 7's first.
+/// The version of the interface that [`MemoryManager`] is, the first of NBEP 7.
 pub const INTERFACE_VERSION: u32 = 1;
 
 /// The properties of page-locked memory that a manager is asked for.
@@ -39,7 +39,8 @@ impl HostAllocFlags {
         self
     }
 
-    /// Whether the host's writes bypass its caches: faster to copy from, slow for the host to read.
+    /// Whether the host's writes bypass its caches. Such memory is faster to copy from,
+    /// and slow for the host to read.
     #[must_use]
     pub const fn write_combined(mut self, write_combined: bool) -> Self {
         self.flags.write_combined = write_combined;
@@ -62,8 +63,8 @@ impl HostAllocFlags {
     }
 }
 
-/// The memory of one device, for a process that uses it in place of Aquifer's own: NBEP 7's
-/// `BaseCUDAMemoryManager`.
+/// The memory of one device, for a process that uses it in place of Aquifer's own. NBEP 7
+/// calls it `BaseCUDAMemoryManager`.
 ///
 /// [`set_memory_manager`](crate::nbep7::set_memory_manager) and
 /// [`register_memory_manager`](crate::nbep7::register_memory_manager) choose one. Each device that is used has an instance
@@ -85,16 +86,17 @@ impl HostAllocFlags {
 ///
 /// Streams, events and modules stay Aquifer's and cudarc's.
 ///
-/// **Inside of a manager's calls** and finalizers, containers need a resource by name: without one they would ask the
-/// manager itself, which is [`ErrorKind::Reentered`](crate::ErrorKind::Reentered). So would
+/// **Inside of a manager's calls** and finalizers, containers need a resource by name. Without one they
+/// would ask the manager itself, which is [`ErrorKind::Reentered`](crate::ErrorKind::Reentered). So would
 /// [`PinnedAlloc`](crate::PinnedAlloc) where no resource was set for it. [`PinnedResource`](crate::pinned::PinnedResource) and pools of it have the driver's memory there.
 ///
 /// A panic in a call is an error ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
 ///
 /// # Safety
 ///
-/// Memory that a manager hands out is of its device (or of the host, page-locked), of at least the bytes and at the
-/// alignment asked, and overlaps no other that is live. It stays valid until its finalizer has run, also after
+/// Memory that a manager hands out is of its device (or of the host, page-locked). It
+/// has at least the bytes and the alignment asked, and overlaps no other memory that
+/// is live. It stays valid until its finalizer has run, even after
 /// [`reset`](Self::reset). Device memory may be handed out again on another stream only in an order after the stream
 /// that the finalizer was called with.
 pub unsafe trait MemoryManager: fmt::Debug + Send + Sync {
@@ -104,24 +106,26 @@ pub unsafe trait MemoryManager: fmt::Debug + Send + Sync {
         INTERFACE_VERSION
     }
 
-    /// Makes it ready. It is called before memory is asked for, and may be called again, which changes and resets
-    /// nothing.
+    /// Makes the manager ready. It is called before memory is asked for. It may be called again,
+    /// which changes and resets nothing.
     ///
     /// # Errors
     ///
-    /// Its own; then it hands out nothing.
+    /// The manager's own errors. It hands out nothing then.
     fn initialize(&self) -> Result<()> {
         Ok(())
     }
 
     /// Device memory for work on `stream` from now on. The layout has at least one byte.
     ///
-    /// What it may wait for is what a [resource](crate::DeviceResource#what-a-method-may-wait-for) may: the crate calls a
-    /// manager under no lock of its own, and a pool of the program's over the manager's memory does as over any upstream.
+    /// The call may wait for whatever a [resource](crate::DeviceResource#what-a-method-may-wait-for)
+    /// may wait for. The crate calls a manager under no lock of its own. A pool of the program over
+    /// the manager's memory does as over any upstream.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) where there is none; its own.
+    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) where there is none, and the
+    /// manager's own errors.
     fn memalloc(&self, stream: &Stream, layout: DeviceLayout) -> Result<MemoryPointer>;
 
     /// `bytes` bytes of page-locked host memory, at least one.
@@ -131,12 +135,12 @@ pub unsafe trait MemoryManager: fmt::Debug + Send + Sync {
     /// As [`memalloc`](Self::memalloc).
     fn memhostalloc(&self, bytes: usize, flags: HostAllocFlags) -> Result<PinnedMemory>;
 
-    /// Page-locks host memory where it lies, for every context. The finalizer unlocks it at once: the owner may free it
-    /// right after.
+    /// Page-locks host memory where it lies, for every context. The finalizer unlocks it at once,
+    /// since the owner may free it right after.
     ///
     /// # Errors
     ///
-    /// Its own.
+    /// The manager's own errors.
     ///
     /// # Safety
     ///
@@ -147,30 +151,32 @@ pub unsafe trait MemoryManager: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of the driver; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where it does not know.
+    /// The errors of the driver, or
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where it does not know.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
     /// A handle by which another process opens the memory. It blocks until the memory's stream has done all that it was
     /// given.
     ///
-    /// By default the driver's, of the allocation that the memory lies in, with its offset. A vector's own
-    /// [`ipc_handle`](crate::DeviceVec::ipc_handle) is that, too.
+    /// The default is the driver's handle of the allocation that the memory lies in, with the offset
+    /// of the memory. A vector's own [`ipc_handle`](crate::DeviceVec::ipc_handle) is that, too.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that cannot be shared; those of the driver.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that cannot be shared,
+    /// and the errors of the driver.
     fn ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
         memory.ipc_handle()
     }
 
-    /// Does what it has deferred, and gives back what it caches. It may come before
+    /// Does the work that it has deferred, and gives back the memory that it caches. The call may come before
     /// [`initialize`](Self::initialize). Memory that is in use stays valid, and its finalizers run later.
     ///
     /// # Errors
     ///
-    /// Its own.
+    /// The manager's own errors.
     fn reset(&self) -> Result<()>;
 
-    /// Defers cleanup until the guard is dropped. Each manager says what that means for it.
+    /// Defers cleanup until the guard is dropped. The meaning of that is up to each manager.
     fn defer_cleanup(&self) -> DeferCleanup;
 }

@@ -6,8 +6,9 @@ use std::borrow::Cow;
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// The options of a [registered](crate::nbep7::register_memory_manager) manager: what follows its name and a colon in
-/// `AQUIFER_MEMORY_MANAGER=name:key=value,key=value`. White space around keys and values does not count.
+/// The options of a [registered](crate::nbep7::register_memory_manager) manager. They follow
+/// its name and a colon in `AQUIFER_MEMORY_MANAGER=name:key=value,key=value`. White space
+/// around keys and values does not count.
 ///
 /// ```
 /// use aquifer::nbep7::ManagerOptions;
@@ -62,7 +63,7 @@ impl ManagerOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Environment`] for a value that is none.
+    /// [`ErrorKind::Environment`] for a value that is no `T`.
     pub fn parse<T>(&self, key: &str) -> Result<Option<T>>
     where
         T: FromStr,
@@ -82,7 +83,7 @@ impl ManagerOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Environment`], which names the first.
+    /// [`ErrorKind::Environment`], which names the first such option.
     pub fn allow(&self, known: &[&str]) -> Result<()> {
         match self.pairs.iter().find(|(key, _)| !known.contains(&key.as_str())) {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! Deallocations that wait until enough of them are there: NBEP 7's deallocation strategy.
+//! Deallocations that wait until there are enough of them, which is NBEP 7's deallocation strategy.
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
@@ -11,8 +11,8 @@ use crate::sync::{Arc, Mutex};
 
 type Deallocation = Box<dyn FnOnce() + Send>;
 
-/// Deallocations that are done together when there are many, or when they are large: Numba's strategy. A handle:
-/// clones are the same list.
+/// Deallocations that are done together when there are many, or when they are large, which is
+/// Numba's strategy. Clones are the same list.
 ///
 /// A driver's free waits for the device, so a loop that frees each array at once runs in step with it. Numba keeps
 /// 10 at most, and a fifth of the device's memory ([`for_device`](Self::for_device)). Inside of a
@@ -34,9 +34,10 @@ type Deallocation = Box<dyn FnOnce() + Send>;
 /// | [`clear`](Self::clear), the drop of the last handle | any | empty: all are done |
 ///
 /// - INV-1: each deallocation is taken out of the list once, so it runs once.
-/// - INV-2: none runs under the lock: it may push another.
+/// - INV-2: none runs under the lock, since it may push another.
 ///
-/// What a thread took out before a scope began on another thread may run inside of that scope.
+/// A deallocation that a thread took out before a scope began on another thread may run
+/// inside of that scope.
 ///
 /// ```
 /// use aquifer::nbep7::PendingDeallocations;
@@ -86,18 +87,18 @@ impl PendingDeallocations {
         Self { shared: Arc::new(Shared { maximum_count, maximum_bytes, list }) }
     }
 
-    /// Numba's limits: 10 deallocations, 20% of the device's memory.
+    /// A list with Numba's limits, 10 deallocations and 20% of the device's memory.
     ///
     /// # Errors
     ///
-    /// Those of asking the device for its memory.
+    /// The errors of asking the device for its memory.
     pub fn for_device(device: &Device) -> Result<Self> {
         let fifth = device.memory_info()?.total / 5;
         Ok(Self::new(Self::NUMBA_COUNT, usize::try_from(fifth).unwrap_or(usize::MAX)))
     }
 
-    /// Adds a deallocation of `bytes` bytes, and runs all that wait if they are too many now and no scope is open. In the
-    /// child of a fork it is leaked: the memory is the parent's.
+    /// Adds a deallocation of `bytes` bytes, and runs all that wait if they are too many now and no
+    /// scope is open. In the child of a fork it is leaked, since the memory is the parent's.
     pub fn push(&self, bytes: usize, deallocation: impl FnOnce() + Send + 'static) {
         if is_forked_child() {
             return std::mem::forget(deallocation);
@@ -110,8 +111,8 @@ impl PendingDeallocations {
         run(due);
     }
 
-    /// Runs all that wait, also inside of a scope: memory has run out, or the context is reset. Nothing in the child of a
-    /// fork.
+    /// Runs all that wait, even inside of a scope. Call it when memory has run out or the context is
+    /// reset. It runs nothing in the child of a fork.
     pub fn clear(&self) {
         if is_forked_child() {
             return;
@@ -120,8 +121,8 @@ impl PendingDeallocations {
         run(all);
     }
 
-    /// Defers deallocations until the guard is dropped, on whatever thread: NBEP 7's `defer_cleanup`. Scopes nest:
-    /// the last that ends runs what is due.
+    /// Defers deallocations until the guard is dropped, on whatever thread, as NBEP 7's
+    /// `defer_cleanup` does. Scopes nest, and the last that ends runs the deallocations that are due.
     pub fn defer_cleanup(&self) -> DeferCleanup {
         if is_forked_child() {
             return DeferCleanup::none();
@@ -154,7 +155,7 @@ impl PendingDeallocations {
 }
 
 impl Shared {
-    /// What is to run now: all or nothing.
+    /// The deallocations that are to run now, which are all or none.
     fn take_due(&self, list: &mut List) -> Vec<Deallocation> {
         let is_past_limit =
             list.deallocations.len() > self.maximum_count || list.bytes > self.maximum_bytes;
@@ -190,7 +191,8 @@ impl Drop for Shared {
 
 debug_struct!(PendingDeallocations { len(), bytes() });
 
-/// A scope in which a memory manager defers its cleanup, until it is dropped: NBEP 7's `defer_cleanup`.
+/// A scope in which a memory manager defers its cleanup, until it is dropped. NBEP 7's
+/// `defer_cleanup` returns it.
 #[must_use = "cleanup is deferred until this is dropped"]
 pub struct DeferCleanup {
     end: Option<Box<dyn FnOnce() + Send>>,

@@ -1,4 +1,4 @@
-//! What a memory manager hands out: counted memory with a finalizer, and views of it.
+//! The memory that a memory manager hands out, which is counted and has a finalizer, and views of it.
 
 use super::ipc::IpcHandle;
 use crate::debug_log::deferred_event;
@@ -15,13 +15,14 @@ use std::ptr::NonNull;
 type DeviceFinalizer = Box<dyn FnOnce(&Stream) + Send>;
 type HostFinalizer = Box<dyn FnOnce() + Send>;
 
-/// Device memory of a [`MemoryManager`](crate::nbep7::MemoryManager): NBEP 7's `MemoryPointer`.
+/// Device memory of a [`MemoryManager`](crate::nbep7::MemoryManager), which is NBEP 7's `MemoryPointer`.
 ///
-/// A counted handle: clones and [slices](Self::slice) are views of one allocation, which they keep. When the last of
-/// them goes, its finalizer runs: once, on the thread that drops it, also after the manager was reset. A finalizer
-/// that panics leaks the memory, and is an error of the log. In the child of a fork none runs.
+/// Clones and [slices](Self::slice) are views of one allocation, which they keep. When the last
+/// of them goes, its finalizer runs. It runs once, on the thread that drops the view, even
+/// after the manager was reset. A finalizer that panics leaks the memory, and is an error of
+/// the log. In the child of a fork none runs.
 ///
-/// It gives no access to the memory, so any number of views may exist.
+/// A view gives no access to the memory, so any number of views may exist.
 ///
 /// ```
 /// use aquifer::{Device, nbep7::MemoryPointer};
@@ -52,7 +53,7 @@ pub struct MemoryPointer {
 struct DeviceOwner {
     /// The stream in whose order the memory is freed.
     stream: Mutex<Stream>,
-    /// In a mutex so that owners are `Sync`: the drop alone reads it.
+    /// It is in a mutex so that owners are `Sync`, and the drop alone reads it.
     finalizer: Mutex<Option<DeviceFinalizer>>,
 }
 
@@ -72,8 +73,9 @@ impl Drop for DeviceOwner {
 }
 
 impl MemoryPointer {
-    /// `bytes` bytes at `address`, for work on `stream` from now on. `finalizer` gives them back, in the order of
-    /// the stream that it is called with: that of [`free_on`](Self::free_on), or else this one.
+    /// `bytes` bytes at `address`, for work on `stream` from now on. `finalizer` gives them back, in
+    /// the order of the stream that it is called with. That is the one of
+    /// [`free_on`](Self::free_on), or else this one.
     pub fn new(
         stream: &Stream,
         address: u64,
@@ -127,13 +129,15 @@ impl MemoryPointer {
         })
     }
 
-    /// Drops this view; the memory is freed in the order of `stream`, where that is the last that was named.
+    /// Drops this view. The memory is freed in the order of `stream`, if that is the last
+    /// stream that was named.
     ///
     /// # Safety
     ///
-    /// `stream` is of the memory's device. It was made to wait for the stream that was named before, which is that of
-    /// [`new`](Self::new) at first, and for all work on the memory, also where there was none: the memory's former user
-    /// is ordered before that stream alone.
+    /// `stream` is of the memory's device. It was made to wait for all work on the memory. It was also
+    /// made to wait for the stream that was named before, which at first is that of
+    /// [`new`](Self::new). That holds even if there was no work, since the memory's former user is
+    /// ordered before that stream alone.
     pub unsafe fn free_on(self, stream: &Stream) {
         self.owner.set_stream(stream);
     }
@@ -143,12 +147,12 @@ impl MemoryPointer {
         Arc::into_raw(self.owner).expose_provenance() as u64
     }
 
-    /// [`free_on`](Self::free_on), of a token.
+    /// Does the work of [`free_on`](Self::free_on) for a token.
     ///
     /// # Safety
     ///
-    /// The token came from [`into_token`](Self::into_token) in this process, and is given back once; as
-    /// [`free_on`](Self::free_on).
+    /// The token came from [`into_token`](Self::into_token) in this process, and is given back once.
+    /// The conditions of [`free_on`](Self::free_on) hold, too.
     pub(super) unsafe fn free_token_on(token: u64, stream: &Stream) {
         let owner = std::ptr::with_exposed_provenance::<DeviceOwner>(token as usize);
         // SAFETY: the caller's promise: a share that `into_token` let go of.
@@ -167,11 +171,12 @@ impl DeviceOwner {
 
 debug_struct!(MemoryPointer { address, bytes, .. });
 
-/// Page-locked host memory of a [`MemoryManager`](crate::nbep7::MemoryManager): NBEP 7's `PinnedMemory`, and its
-/// `MappedMemory` where the device can address it.
+/// Page-locked host memory of a [`MemoryManager`](crate::nbep7::MemoryManager). It is NBEP 7's
+/// `PinnedMemory`, and its `MappedMemory` where the device can address it.
 ///
-/// A counted handle, as [`MemoryPointer`]: when the last view goes, the finalizer runs, once. It unlocks the memory,
-/// and frees what the manager allocated. The device must be past it by then.
+/// Views are counted as those of a [`MemoryPointer`]. When the last view goes, the finalizer
+/// runs, once. It unlocks the memory, and frees the memory that the manager allocated. The
+/// device must be past all use of it by then.
 #[derive(Clone)]
 pub struct PinnedMemory {
     owner: Arc<HostOwner>,

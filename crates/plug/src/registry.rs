@@ -1,4 +1,4 @@
-//! The memory manager of the process: how it is chosen.
+//! The choice of the memory manager of the process.
 
 use super::external::ManagerMemory;
 use super::memory_manager::MemoryManager;
@@ -27,10 +27,11 @@ fn open_by<M: MemoryManager + 'static>(
     ManagerMemory::open(name, device, Arc::new(manager))
 }
 
-/// Chooses the memory manager of the process: NBEP 7's `set_memory_manager`. `make` is called once for each device that
-/// is used; a second thread that is first at the same moment may call it, too, and drops what it made.
+/// Chooses the memory manager of the process, as NBEP 7's `set_memory_manager` does. `make` is
+/// called once for each device that is used. A second thread that is first at the same moment may
+/// call it, too, and drops its manager.
 ///
-/// Call it before any memory is used. All devices use it then, until the process ends:
+/// Call it before any memory is used. All devices use the manager then, until the process ends:
 ///
 /// | what | takes memory from |
 /// |---|---|
@@ -42,18 +43,20 @@ fn open_by<M: MemoryManager + 'static>(
 /// | [`Registered`](crate::pinned::Registered) | the manager's `mempin` |
 /// | [`CudaResource`](crate::CudaResource), [`AsyncResource`](crate::mr::AsyncResource), [`ManagedResource`](crate::mr::ManagedResource), and pools of them by name | the driver: managers are made of them |
 ///
-/// The first line that fits holds. A manager of pools of its own may want `PinnedAlloc` to ask it for each block:
-/// `set_current_pinned_resource(PinnedResource::new(&device)?)`.
+/// The first line that fits holds. A manager of pools of its own may want `PinnedAlloc` to ask it for
+/// each block. Call `set_current_pinned_resource(PinnedResource::new(&device)?)` for that.
 ///
 /// With `AQUIFER_MEMORY_MANAGER` set, the call is ignored, with a [`tracing`](https://docs.rs/tracing) warning.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) after the first use of memory, from the manager or
-/// without one, and after a call of [`memory_manager`];
-/// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Errors and panics of `make`, errors of
+/// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) after the first use of memory,
+///   from the manager or without one, and after a call of [`memory_manager`].
+/// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+///
+/// Errors and panics of `make` come at the first use on each device. So do errors of
 /// [`initialize`](MemoryManager::initialize) and of a wrong
-/// [version](MemoryManager::interface_version) come at the first use on each device.
+/// [version](MemoryManager::interface_version).
 pub fn set_memory_manager<M: MemoryManager + 'static>(
     make: impl Fn(&Device) -> Result<M> + Send + Sync + 'static,
 ) -> Result<()> {
@@ -115,16 +118,18 @@ pub fn register_memory_manager<M: MemoryManager + 'static>(
     Ok(())
 }
 
-/// The process's memory manager for `device`: to ask for its memory, to defer its cleanup or to reset it. `None` if
-/// the process has none, and in a call of the manager itself. The choice is made by this call, if it was not made
+/// The process's memory manager for `device`. A program asks it for its memory, defers
+/// its cleanup or resets it. `None` if the process has none, and in a call of the
+/// manager itself. The choice is made by this call, if it was not made
 /// before.
 ///
-/// The manager of a GPU stays until the process ends. That of a simulated device goes with the last of this `Arc` and
-/// of the memory in use; the next use makes another one.
+/// The manager of a GPU stays until the process ends. The manager of a simulated device goes with the
+/// last of this `Arc` and of the memory in use. The next use makes another one.
 ///
 /// # Errors
 ///
-/// Those of choosing it and of making it ready; [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+/// The errors of choosing the manager and of making it ready, and
+/// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
 pub fn memory_manager(device: &Device) -> Result<Option<Arc<dyn MemoryManager>>> {
     let Some(memory) = external_memory(device)? else { return Ok(None) };
     // Nothing else is one.

@@ -9,11 +9,11 @@ use crate::resource::DeviceResource;
 use crate::stream::Stream;
 use crate::sync::Arc;
 
-/// A memory manager whose device memory is a resource's: one pool for a whole process.
+/// A memory manager whose device memory is a resource's, such as one pool for a whole process.
 ///
-/// Memory goes back to the resource at once, in the order of its stream, also inside of
-/// [`defer_cleanup`](crate::nbep7::MemoryManager::defer_cleanup): a pool frees nothing to the driver there unless it runs
-/// out of memory or is trimmed.
+/// Memory goes back to the resource at once, in the order of its stream. That holds even inside of
+/// [`defer_cleanup`](crate::nbep7::MemoryManager::defer_cleanup), where a pool frees nothing to the
+/// driver unless it runs out of memory or is trimmed.
 ///
 /// ```
 /// use aquifer::{

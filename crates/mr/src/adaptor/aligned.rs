@@ -8,19 +8,19 @@ use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 
-/// A resource whose larger blocks are aligned further than others': RMM's
+/// A resource that aligns its larger blocks further than the others. RMM calls it
 /// `aligned_resource_adaptor`.
 ///
 /// A request of at least the threshold reaches the upstream with at least the alignment of the
-/// adaptor; a larger alignment of the request stays. Smaller requests pass through untouched.
+/// adaptor. A larger alignment of the request stays. Smaller requests pass through untouched.
 ///
 /// The upstream aligns the block. A resource over the driver asks it for as many more bytes as the
-/// alignment may take. A pool picks a cached block of the size by its address: large alignments that
-/// come again and again take no lock. The adaptor checks each address, so an upstream that ignores
-/// alignments is found out.
+/// alignment may take. A pool picks a cached block of the size by its address, so large alignments
+/// that come again and again take no lock. The adaptor checks each address, and refuses a block of
+/// an upstream that ignores alignments.
 ///
-/// RMM's asks the upstream for more bytes, and maps the addresses that it moved to those of the
-/// upstream, under one lock; it ignores the alignment of a single call.
+/// RMM's adaptor asks the upstream for more bytes. It maps the addresses that it moved to those of the
+/// upstream, under one lock, and ignores the alignment of a single call.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource, mr::AlignedAdaptor};
@@ -109,9 +109,10 @@ unsafe impl<U: DeviceResource> DeviceResource for AlignedAdaptor<U> {
 
     /// # Errors
     ///
-    /// Those of the upstream; [`ErrorKind::Unsupported`] if the upstream ignored the alignment: the
-    /// block then goes back; [`ErrorKind::InvalidArgument`] if the size does not fit
-    /// in `isize` when it is rounded up to the alignment.
+    /// - The errors of the upstream.
+    /// - [`ErrorKind::Unsupported`] if the upstream ignored the alignment. The block then goes back.
+    /// - [`ErrorKind::InvalidArgument`] if the size does not fit in `isize` when it is
+    ///   rounded up to the alignment.
     #[inline]
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let AlignedState { upstream, alignment, threshold_bytes } = &*self.state;

@@ -1,4 +1,4 @@
-//! Backtraces: addresses, which are looked up when they are printed.
+//! Backtraces of addresses, which are looked up when they are printed.
 
 use crate::impls::debug_struct;
 use crate::sync::Arc;
@@ -13,10 +13,10 @@ const MAX_FRAMES: usize = 128;
 /// The functions that were on the stack when a block was allocated, as
 /// [`Allocation::backtrace`](crate::mr::Allocation::backtrace) has it.
 ///
-/// The addresses of at most 128 frames, the innermost ones. Printing reads debug information, which
+/// It has the addresses of at most 128 frames, the innermost ones. Printing reads debug information, which
 /// takes milliseconds, and has the short form of [`std::backtrace::Backtrace`].
 ///
-/// RMM: `rmm::detail::stack_trace`, of 64 frames, without lines.
+/// RMM calls it `rmm::detail::stack_trace`, which has 64 frames and no lines.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, mr::TrackingAdaptor};
@@ -80,8 +80,8 @@ pub(super) struct FrameFunction {
     pub(super) column: Option<u32>,
 }
 
-/// The functions around an address, inlined ones too. Copies: the lookup holds a lock, under which
-/// the formatter, which may run any code, must not be called.
+/// The functions around an address, inlined ones too. The result is a copy, since the lookup holds a
+/// lock. The formatter may run any code, so it must not be called under that lock.
 fn look_up(address: *mut c_void) -> Vec<FrameFunction> {
     let mut functions = Vec::new();
     backtrace::resolve(address, |symbol| {

@@ -1,5 +1,5 @@
-//! The caller of this crate: the first frame of a backtrace outside this crate and the standard
-//! library.
+//! The caller of this crate, which is the first frame of a backtrace outside this
+//! crate and the standard library.
 
 use super::call_stack::{CallStack, FrameFunction, short_path};
 use crate::driver::{OWN_CRATES, is_own_file};
@@ -59,8 +59,8 @@ fn is_outside(file: &str) -> bool {
         && !theirs.iter().any(|part| file.contains(part))
 }
 
-/// The crate of a function. A trait's method is of its type's crate, or of the trait's if the type is
-/// a parameter. `None` for names without a path: C functions and unnamed frames.
+/// The crate of a function. The crate of a trait's method is its type's crate, or the trait's if the type
+/// is a parameter. `None` for names without a path, such as those of C functions and unnamed frames.
 fn krate(function: &str) -> Option<&str> {
     first_segment(function).or_else(|| first_segment(function.split_once(" as ")?.1))
 }

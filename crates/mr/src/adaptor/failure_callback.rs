@@ -10,27 +10,27 @@ use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
 
-/// Retries of an allocation unless [`FailureCallbackOptions::max_retries`] sets another number.
+/// The retries of an allocation, unless [`FailureCallbackOptions::max_retries`] sets another number.
 const MAX_RETRIES: u32 = 16;
 
-/// A callback on failed allocations, which may ask for another attempt: RMM's
+/// A resource with a callback on failed allocations, which may ask for another attempt. RMM calls it
 /// `failure_callback_resource_adaptor`.
 ///
 /// The callback frees memory, by spilling to the host for example, and returns `true` for another
-/// attempt. It runs on the thread that allocates, which holds no lock of this crate but a pool's for
-/// its growth: it may free memory of the same resource and allocate from it. Below a
-/// [`ThreadSafeAdaptor`](crate::mr::ThreadSafeAdaptor), which holds its lock meanwhile, its frees there
-/// wait for the end of the allocation. What it may wait for is what a
-/// [resource](DeviceResource#what-a-method-may-wait-for) may.
+/// attempt. It runs on the thread that allocates. That thread holds no lock of this crate except a
+/// pool's lock for its growth. So the callback may free memory of the same resource and allocate from
+/// it. A [`ThreadSafeAdaptor`](crate::mr::ThreadSafeAdaptor) above holds its lock meanwhile, so frees
+/// to that adaptor wait for the end of the allocation. The callback may wait for whatever a
+/// [resource](DeviceResource#what-a-method-may-wait-for) may wait for.
 ///
-/// Only errors of the chosen kinds reach the callback, [`ErrorKind::OutOfMemory`] by default. The
-/// error is final after [`max_retries`](FailureCallbackOptions::max_retries), and for an allocation
-/// that the callback itself makes from this adaptor, also through other adaptors: a callback never
-/// runs inside itself. At most eight callbacks of different adaptors nest. A panic of the callback is
+/// Only errors of the chosen kinds reach the callback, [`ErrorKind::OutOfMemory`] by default. The error is
+/// final after [`max_retries`](FailureCallbackOptions::max_retries). It is also final for an allocation
+/// that the callback itself makes from this adaptor, even through other adaptors. So a callback never runs
+/// inside itself. At most eight callbacks of different adaptors nest. A panic of the callback is
 /// logged with a [`tracing`](https://docs.rs/tracing) error, and the allocation fails with the upstream's error.
 ///
-/// RMM retries for as long as the callback asks, passes it the bytes alone, and deadlocks if a
-/// callback below a pool frees into that pool.
+/// RMM retries for as long as the callback asks, and passes it only the number of bytes. It deadlocks
+/// if a callback below a pool frees into that pool.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, mr::{FailureCallbackAdaptor, LimitingAdaptor}};
@@ -109,7 +109,8 @@ debug_struct!([U: fmt::Debug] FailureCallbackOptions<U> { upstream, max_retries,
 
 impl<U> FailureCallbackOptions<U> {
     setters! {
-        /// The most retries of one allocation, whatever the callback returns: 16 by default, at least 1.
+        /// The most retries of one allocation, whatever the callback returns. The default is
+        /// 16, and the least is 1.
         max_retries: u32;
     }
 
@@ -130,7 +131,7 @@ impl<U> FailureCallbackOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for 0 retries: the callback would never run.
+    /// [`ErrorKind::InvalidArgument`] for 0 retries, since the callback would never run.
     pub fn build(
         self,
         callback: impl Fn(&Failure<'_>) -> bool + Send + Sync + 'static,
@@ -153,7 +154,7 @@ impl<U> FailureCallbackOptions<U> {
 }
 
 impl<U> FailureCallbackState<U> {
-    /// Tries again while the callback asks for it. `layout` is what is asked.
+    /// Tries again while the callback asks for it. `layout` is the layout of the request.
     #[inline]
     fn retry<R>(&self, layout: DeviceLayout, mut call: impl FnMut(&U) -> Result<R>) -> Result<R> {
         let mut attempt = 0;
@@ -193,7 +194,7 @@ unsafe impl<U: DeviceResource> DeviceResource for FailureCallbackAdaptor<U> {
         self.state.retry(layout, |upstream| upstream.allocate_growable(stream, layout))
     }
 
-    /// The callback sees the bytes that the block is to have in all.
+    /// The callback sees the size in bytes that the whole block is to have.
     unsafe fn resize_in_place(
         &self,
         stream: &Stream,

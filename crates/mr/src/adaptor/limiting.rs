@@ -10,14 +10,14 @@ use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
 
-/// A resource that hands out no more than a limit of another one's memory: RMM's
+/// A resource that hands out no more than a limit of another one's memory. RMM calls it
 /// `limiting_resource_adaptor`.
 ///
 /// A block counts with its size, rounded up to the [alignment](Self::with_alignment). It counts from
 /// before the call of the upstream until its free begins. A request that does not fit is refused
 /// without a call of the upstream. A request that the upstream refuses does not count.
 ///
-/// The limit is exact across threads: the sum never passes it, and a request is refused only if live
+/// The limit is exact across threads, and the sum never passes it. A request is refused only if live
 /// blocks and requests under way leave no room for it.
 ///
 /// The upstream may give more bytes than were asked. The block then counts with its own size, and is
@@ -26,8 +26,8 @@ use crate::sync::trusted::{AtomicUsize, Ordering};
 /// The count falls before the upstream frees the block, so a thread that learns of the free finds the
 /// room. The upstream's live blocks may therefore pass the limit by blocks whose free is under way.
 ///
-/// RMM's adds first and subtracts the excess: of two threads that race for the last room both may be
-/// refused, and sums may wrap.
+/// RMM's adaptor adds first and subtracts the excess. If two threads race for the last room, both
+/// may be refused. Its sums may wrap.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, mr::LimitingAdaptor};
@@ -52,7 +52,8 @@ struct LimitingState<U> {
     upstream: U,
     limit: usize,
     alignment: usize,
-    /// INV-1: at most `limit`, unless blocks of others are freed here. Relaxed throughout: the number orders no other memory. A thread reads
+    /// INV-1: at most `limit`, unless blocks of others are freed here. Accesses are
+    /// relaxed throughout, since the number orders no other memory. A thread reads
     /// a value no older than its own last change, so its own freed block is never in its way.
     allocated: AtomicUsize,
 }
@@ -121,7 +122,7 @@ impl<U> LimitingAdaptor<U> {
         align_up(bytes, self.state.alignment).unwrap_or(usize::MAX)
     }
 
-    /// Adds `bytes` if INV-1 allows. The error is the sum that left no room.
+    /// Adds `bytes` if INV-1 allows it. The error is the sum that left no room.
     fn reserve(&self, bytes: usize) -> std::result::Result<(), usize> {
         let LimitingState { allocated, limit, .. } = &*self.state;
         let fits = |now: usize| now.checked_add(bytes).filter(|sum| sum <= limit);
@@ -135,8 +136,8 @@ impl<U> LimitingAdaptor<U> {
     }
 }
 
-/// The bytes that an allocation under way counts. Its drop subtracts them: the upstream may refuse,
-/// and one that breaks its contract may panic.
+/// The bytes that an allocation under way counts. Its drop subtracts them, since the upstream may
+/// refuse, or may panic against its contract.
 struct Charge<'a, U> {
     adaptor: &'a LimitingAdaptor<U>,
     bytes: usize,
@@ -195,7 +196,8 @@ unsafe impl<U: DeviceResource> DeviceResource for LimitingAdaptor<U> {
         self.allocate_by(stream, layout, |upstream| upstream.allocate_growable(stream, layout))
     }
 
-    /// Where the limit leaves no room for what the upstream adds, the block has its former size again.
+    /// If the limit leaves no room for the bytes that the upstream added, the block
+    /// gets its former size again.
     unsafe fn resize_in_place(
         &self,
         stream: &Stream,

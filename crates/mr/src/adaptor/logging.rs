@@ -30,38 +30,39 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use writer::LogOutput;
 
-/// The default capacity of the queue, in records: 4 MiB.
+/// The default capacity of the queue, in records. They take 4 MiB.
 const DEFAULT_CAPACITY: usize = 1 << 16;
 
-/// The largest capacity: 1 GiB.
+/// The largest capacity, in records. They take 1 GiB.
 const MAX_CAPACITY: usize = 1 << 24;
 
 /// Variables that name the file of a log without a path or writer, in this order.
 const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 
 /// A resource that writes a row of CSV for each allocation, each failure and each free that passes
-/// through it: RMM's `logging_resource_adaptor`.
+/// through it. RMM calls it `logging_resource_adaptor`.
 ///
 /// The row of a free enters the queue before the upstream's free, and the row of an allocation after
 /// the upstream's allocation. So the file has a free between any two allocations of one address. Sizes
-/// are those of the blocks, which may exceed the request; the row of a failure has the request. A
-/// request of no bytes has no memory and no row.
+/// are those of the blocks, which may exceed the request. The row of a failure has the size of the
+/// request. A request of no bytes has no memory and no row.
 ///
 /// Each log has one writing thread and a queue of at most [`capacity`](LoggingOptions::capacity)
-/// records. A call that finds the queue full waits. The file lags by a few dozen milliseconds at most;
-/// in [`LogFormat::Events`] also by the duration of frees under way.
+/// records. A call that finds the queue full waits. The file lags by a few dozen milliseconds at most.
+/// In [`LogFormat::Events`] it also lags by the duration of frees under way.
 ///
-/// No row is lost: the drop of the last clone writes the rest. For an adaptor in a static, on Unix, so
-/// does the end of the process (`exit`, or a return from `main`), which waits 10 s at most. A process
+/// The drop of the last clone writes the rest, so no row is lost. For an adaptor in a static, on Unix, the
+/// end of the process (`exit`, or a return from `main`) does the same, and waits 10 s at most. A process
 /// that is killed or aborts loses the last rows. The child of a fork writes nothing into its parent's
 /// log.
 ///
-/// If the log cannot be written, or on Unix if its file was removed, there is one [`tracing`](https://docs.rs/tracing) error
-/// and an error of [`flush`](Self::flush); allocations go on. Clones are one adaptor. The memory is
+/// If the log cannot be written, or on Unix if its file was removed, there is one
+/// [`tracing`](https://docs.rs/tracing) error and an error of [`flush`](Self::flush).
+/// Allocations go on. Clones are one adaptor. The memory is
 /// the upstream's.
 ///
-/// RMM's prints streams in a form that its own replay benchmark cannot read, formats and writes
-/// under a lock within the call, and logs neither durations nor the device's free memory.
+/// RMM's adaptor prints streams in a form that its own replay benchmark cannot read. It formats and
+/// writes under a lock within the call, and logs neither durations nor the device's free memory.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource, mr::LoggingAdaptor};
@@ -139,15 +140,16 @@ impl<U: DeviceResource> LoggingAdaptor<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Io`] if the log could not be written, now or before, with the first reason and the
-    /// number of missing rows; [`ErrorKind::Forked`] in the child of a fork.
+    /// - [`ErrorKind::Io`] if the log could not be written, now or before. The error has the first
+    ///   reason and the number of missing rows.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
     pub fn flush(&self) -> Result<()> {
         self.state.log.flush()
     }
 }
 
 impl<U> LoggingState<U> {
-    /// The row of an allocation that began at `start`, and of one that failed where there is no block.
+    /// Pushes the row of an allocation that began at `start`, or the row of a failure if there is no block.
     #[inline(always)]
     fn push_allocation(
         &self,
@@ -197,7 +199,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
         result
     }
 
-    /// What the upstream does not have is no failure: another allocation follows.
+    /// `None` from the upstream is no failure, since the caller falls back to another allocation.
     fn allocate_growable(
         &self,
         stream: &Stream,
@@ -212,7 +214,7 @@ unsafe impl<U: DeviceResource> DeviceResource for LoggingAdaptor<U> {
         Ok(block)
     }
 
-    /// A free and an allocation at the same address, also where a block that was to give bytes up has kept them.
+    /// Logs a free and an allocation at the same address, even if a block that was to shrink kept its size.
     unsafe fn resize_in_place(
         &self,
         stream: &Stream,
@@ -273,7 +275,7 @@ enum LogTarget {
     Writer(Box<dyn Write + Send>),
 }
 
-/// The options of a [`LoggingAdaptor`]: its target, columns and capacity.
+/// The options of a [`LoggingAdaptor`], which are its target, columns and capacity.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, mr::{LogFormat, LoggingAdaptor}};
@@ -299,11 +301,10 @@ pub struct LoggingOptions<U> {
 debug_struct!([U: fmt::Debug] LoggingOptions<U> { upstream, format, capacity, locations, .. });
 
 impl<U: DeviceResource> LoggingOptions<U> {
-    /// Writes a new file at `path`; an existing one is truncated. Of this and [`writer`](Self::writer) the last
-    /// counts. Without a path or a
-    /// [`writer`](Self::writer), the environment names the file: `AQUIFER_LOG_FILE`, else
-    /// `RMM_LOG_FILE`. One log at a time writes a file, of all processes: it is locked where the file
-    /// system has locks.
+    /// Writes a new file at `path`, and truncates an existing one. Of this and
+    /// [`writer`](Self::writer) the last counts. Without a path or a writer, the environment names the
+    /// file, as `AQUIFER_LOG_FILE` or else `RMM_LOG_FILE`. One log at a time writes a file, among all
+    /// processes. The file is locked where the file system has locks.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Self {
         self.target = LogTarget::Path(path.into());
         self
@@ -317,10 +318,10 @@ impl<U: DeviceResource> LoggingOptions<U> {
     }
 
     setters! {
-        /// The columns: [`LogFormat::Rmm`] by default.
+        /// The columns, by default those of [`LogFormat::Rmm`].
         format: LogFormat;
 
-        /// The most records, of 64 bytes each, that wait to be written: 65 536 by default. A call that
+        /// The most records, of 64 bytes each, that wait to be written. The default is 65 536. A call that
         /// finds no room waits until an eighth is free. The queue has memory for the next power of
         /// two.
         capacity: usize;
@@ -335,11 +336,13 @@ impl<U: DeviceResource> LoggingOptions<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] without a path, writer or variable, for a capacity of 0 or of more
-    /// than 16 777 216 records, and for locations in [`LogFormat::Rmm`], which has no column for them;
-    /// [`ErrorKind::Io`] if the file cannot be created or is another log's, or
-    /// [`ErrorKind::Environment`] if a variable named it; [`ErrorKind::OutOfMemory`] if no thread can be
-    /// started; [`ErrorKind::Forked`] in the child of a fork.
+    /// - [`ErrorKind::InvalidArgument`] without a path, writer or variable.
+    /// - [`ErrorKind::InvalidArgument`] for a capacity of 0 or of more than 16 777 216 records.
+    /// - [`ErrorKind::InvalidArgument`] for locations in [`LogFormat::Rmm`], which has no column for them.
+    /// - [`ErrorKind::Io`] if the file cannot be created or is another log's.
+    /// - [`ErrorKind::Environment`] in place of `Io` if a variable named the file.
+    /// - [`ErrorKind::OutOfMemory`] if no thread can be started.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<LoggingAdaptor<U>> {
         not_forked("a log")?;
         ensure!(

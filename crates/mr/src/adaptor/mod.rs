@@ -1,4 +1,4 @@
-//! Adaptors: resources made of another resource, their upstream. [`OnStream`] binds a resource to a
+//! Adaptors are resources made of another resource, their upstream. [`OnStream`] binds a resource to a
 //! stream, [`PolymorphicAllocator`] to an element type.
 
 mod aligned;

@@ -10,13 +10,13 @@ use crate::stream::Stream;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// A resource bound to a stream: RMM's `stream_allocator_adaptor`.
+/// A resource bound to a stream. RMM calls it `stream_allocator_adaptor`.
 ///
 /// [`allocate`](Self::allocate) and [`deallocate`](Self::deallocate) need no stream. Two are equal
-/// only if resource *and* stream are, since memory that was allocated on one stream and freed on
+/// only if resource *and* stream are equal, since memory that was allocated on one stream and freed on
 /// another is a race. Over a [`HostComplete`] resource it is an
-/// [`allocator_api2::alloc::Allocator`](https://docs.rs/allocator-api2/0.2), so that the host's collections
-/// live in memory which kernels of that stream reach:
+/// [`allocator_api2::alloc::Allocator`](https://docs.rs/allocator-api2/0.2). The host's collections
+/// then live in memory which kernels of that stream reach.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -60,7 +60,7 @@ impl<R: DeviceResource> OnStream<R> {
     ///
     /// # Errors
     ///
-    /// Those of the resource.
+    /// The errors of the resource.
     #[track_caller]
     pub fn allocate(&self, layout: DeviceLayout) -> Result<DeviceBlock> {
         let _site = CallSite::enter();
@@ -71,7 +71,7 @@ impl<R: DeviceResource> OnStream<R> {
     ///
     /// # Safety
     ///
-    /// As [`DeviceResource::deallocate`], for the stream of this adaptor.
+    /// The conditions of [`DeviceResource::deallocate`] hold for the stream of this adaptor.
     #[track_caller]
     pub unsafe fn deallocate(&self, block: DeviceBlock) {
         let _site = CallSite::enter();

@@ -11,14 +11,15 @@ use std::any::type_name;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Hands out device memory by the element, for a stream that each call names: RMM's
-/// `polymorphic_allocator`.
+/// An allocator of device memory by the element, for a stream that each call names. RMM
+/// calls it `polymorphic_allocator`.
 ///
-/// A handle on a resource of any type. Two are equal if their resources take back each other's blocks
+/// The allocator is a handle on a resource of any type. Two are equal if their
+/// resources take back each other's blocks
 /// ([`DeviceResource::identity`]), whatever their element types are. For an allocator that is bound to
 /// a stream, see [`OnStream`](crate::mr::OnStream).
 ///
-/// RMM's takes the number of elements again at the free, and corrupts its pool if it differs; here the
+/// RMM's takes the number of elements again at the free, and corrupts its pool if it differs. Here the
 /// block has its size. RMM's default is the resource of the thread's current device.
 ///
 /// ```
@@ -41,7 +42,7 @@ pub struct PolymorphicAllocator<T> {
 }
 
 impl<T> PolymorphicAllocator<T> {
-    /// Over the resource that is [current](current_device_resource) on `device` now. A later change
+    /// An allocator over the resource that is [current](current_device_resource) on `device` now. A later change
     /// has no effect on it.
     ///
     /// # Errors
@@ -51,7 +52,7 @@ impl<T> PolymorphicAllocator<T> {
         current_device_resource(device).map(Self::new_in)
     }
 
-    /// Over `resource`.
+    /// An allocator over `resource`.
     pub fn new_in(resource: impl DeviceResource + 'static) -> Self {
         Self { resource: resource.into_shared(), element: PhantomData }
     }
@@ -61,7 +62,7 @@ impl<T> PolymorphicAllocator<T> {
         &self.resource
     }
 
-    /// The same resource, for elements of another type: C++'s `rebind`.
+    /// An allocator of elements of another type over the same resource, as C++'s `rebind` makes.
     pub fn of_type<U>(&self) -> PolymorphicAllocator<U> {
         PolymorphicAllocator::new_in(self.resource.clone())
     }
@@ -73,7 +74,7 @@ impl<T> PolymorphicAllocator<T> {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the size in bytes
-    /// overflows; those of [`DeviceResource::allocate`].
+    /// overflows, and the errors of [`DeviceResource::allocate`].
     #[track_caller]
     pub fn allocate(&self, count: usize, stream: &Stream) -> Result<DeviceBlock> {
         let _site = CallSite::enter();

@@ -9,17 +9,21 @@ use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 
-/// Moves each block to the resource's device as it is allocated, in the order of its stream, so
-/// that its first use takes no page faults: `cuMemPrefetchAsync` over a
+/// A resource that moves each block to its device at the allocation, in the order of the block's
+/// stream. The first use then takes no page faults. The adaptor calls `cuMemPrefetchAsync`, over a
 /// [`ManagedResource`](crate::mr::ManagedResource) or a pool of it.
 ///
-/// Blocks pass without a prefetch if their memory does not migrate, if the device does not migrate
-/// pages on demand
-/// ([`concurrent_managed_access`](crate::device::DeviceProperties::concurrent_managed_access)), or if the
-/// stream is in a capture, which a prefetch would invalidate. A handle: clones are the same resource.
+/// A block passes without a prefetch in three cases:
 ///
-/// RMM: `prefetch_resource_adaptor`, which prefetches to the thread's current device, and invalidates
-/// captures.
+/// - Its memory does not migrate.
+/// - The device does not migrate pages on demand
+///   ([`concurrent_managed_access`](crate::device::DeviceProperties::concurrent_managed_access)).
+/// - The stream is in a capture, which a prefetch would invalidate.
+///
+/// Clones are the same resource.
+///
+/// RMM calls it `prefetch_resource_adaptor`. RMM's prefetches to the thread's current
+/// device, and invalidates captures.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, mr::{ManagedResource, PrefetchAdaptor}};

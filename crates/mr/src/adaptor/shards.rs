@@ -21,7 +21,7 @@ impl<S> Shards<S> {
         self.shards[(mixed >> 60) as usize % COUNT].lock()
     }
 
-    /// All tables at one moment. Locked in one order, and no thread that holds one asks for another.
+    /// All tables at one moment. They are locked in one order, and no thread that holds one asks for another.
     pub(super) fn all(&self) -> [MutexGuard<'_, S>; COUNT] {
         array::from_fn(|index| self.shards[index].lock())
     }

@@ -20,24 +20,24 @@ use crate::sync::Arc;
 use scopes::Scopes;
 use shared::SharedCounters;
 
-/// A resource that counts bytes and blocks, what they are, were at most and are in sum: RMM's
-/// `statistics_resource_adaptor`.
+/// A resource that counts bytes and blocks, each with its current value, peak and total. RMM
+/// calls it `statistics_resource_adaptor`.
 ///
-/// [`counters`](Self::counters) are those of all threads and exact: each peak is the most that the
-/// counter was between two of its changes. A block counts from when upstream returned it until
-/// [`deallocate`](DeviceResource::deallocate) begins, with the [bytes that it
-/// has](DeviceBlock::bytes), also where those [change in place](DeviceResource::resize_in_place). Empty blocks,
-/// which need no memory and no free, do not count.
+/// [`counters`](Self::counters) cover all threads and are exact. Each peak is the most
+/// that the counter was between two of its changes. A block counts from when upstream
+/// returned it until [`deallocate`](DeviceResource::deallocate) begins. It counts with
+/// the [bytes that it has](DeviceBlock::bytes), even after they
+/// [change in place](DeviceResource::resize_in_place). Empty blocks, which need no
+/// memory and no free, do not count.
 ///
 /// A thread opens a scope of its own with [`push_counters`](Self::push_counters) and ends it with
-/// [`pop_counters`](Self::pop_counters). It counts the calls of that thread alone, whoever allocated
-/// what it frees.
+/// [`pop_counters`](Self::pop_counters). The scope counts the calls of that thread alone, including
+/// frees of blocks that other threads allocated.
 ///
 /// Counting takes no locked instruction while only one thread allocates and frees. From the first such
-/// call of a second thread on, each takes one mutex. To read the counters is no such call.
+/// call of a second thread on, each takes one mutex. A read of the counters does not count as such a call.
 ///
-/// RMM takes one lock a call, and its stack of counters is one for all threads, so that the scopes of
-/// two threads mix.
+/// RMM takes one lock a call. Its stack of counters is one for all threads, so the scopes of two threads mix.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, mr::StatisticsAdaptor};
@@ -87,20 +87,19 @@ impl<U> StatisticsAdaptor<U> {
         Self { state: Arc::new(State { upstream, scopes, counters }) }
     }
 
-    /// The counters of all threads since the adaptor was made, whatever scopes are open, at one moment
-    /// of this call. Takes some microseconds where only one thread counts, and it is another. Zero in
-    /// the child of a fork, where nothing is allocated.
+    /// The counters of all threads since the adaptor was made, whatever scopes are open. They are the
+    /// values at one moment of this call. The call takes some microseconds where only one thread counts,
+    /// and it is another. The counters are zero in the child of a fork, where nothing is allocated.
     pub fn counters(&self) -> Counters {
         self.state.counters.read()
     }
 
-    /// Opens a scope of the calling thread, inside of those it has open: its counters start from
-    /// zero, and count this thread's calls. A scope that is open when its thread ends ends with it.
+    /// Opens a scope of the calling thread, inside of those it has open. Its counters start from zero,
+    /// and count this thread's calls. The end of the thread ends its open scopes.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if the thread is going away: it is in a destructor of a
-    /// thread-local value.
+    /// [`ErrorKind::Unsupported`] if the thread is ending, in a destructor of a thread-local value.
     pub fn push_counters(&self) -> Result<()> {
         if self.state.scopes.push() {
             return Ok(());
@@ -113,8 +112,9 @@ impl<U> StatisticsAdaptor<U> {
     }
 
     /// Ends the innermost scope of the calling thread and returns its counters. They count for the
-    /// scope around it too, as if it had been open alone: its peak is the larger of its own before,
-    /// and of what it was when this scope began plus this scope's.
+    /// scope around it too, as if that one had been open alone. The peak of the outer scope becomes
+    /// the larger of two values. One is its peak before this scope, and the other is its value at the
+    /// start of this scope plus this scope's peak.
     ///
     /// # Errors
     ///

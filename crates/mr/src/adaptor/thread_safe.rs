@@ -14,19 +14,19 @@ use crate::sync::thread_id::{self, NO_THREAD};
 use crate::sync::trusted::{AtomicU64, Mutex, Ordering, WaitMutex, WaitMutexGuard};
 use std::fmt;
 
-/// Hands out device memory in stream order, to one caller at a time: a
-/// [`DeviceResource`] without locks of its own.
+/// A [`DeviceResource`] without locks of its own. It hands out device memory in stream
+/// order, to one caller at a time.
 ///
-/// A [`ThreadSafeAdaptor`] makes a [`DeviceResource`] of it. RMM has no such trait: its documentation
-/// says which resources threads may share, and the compiler does not check it.
+/// A [`ThreadSafeAdaptor`] makes a [`DeviceResource`] of it. RMM has no such trait. Its documentation
+/// says which resources threads may share, but the compiler does not check it.
 ///
 /// # Safety
 ///
-/// As [`DeviceResource`], for one call at a time, on any thread.
+/// The contract of [`DeviceResource`] holds for one call at a time, on any thread.
 ///
 /// # Examples
 ///
-/// A bump allocator: it hands out one region piece by piece, and frees the region as a whole.
+/// A bump allocator hands out one region piece by piece, and frees the region as a whole.
 ///
 /// ```
 /// use aquifer::{
@@ -101,18 +101,18 @@ pub unsafe trait LocalDeviceResource: fmt::Debug + Send {
     unsafe fn deallocate(&mut self, stream: &Stream, block: DeviceBlock);
 }
 
-/// Makes a [`DeviceResource`] of a [`LocalDeviceResource`], by a lock: RMM's
+/// Makes a [`DeviceResource`] of a [`LocalDeviceResource`], by a lock. RMM calls it
 /// `thread_safe_resource_adaptor`. The resources of this crate do not need it.
 ///
 /// The lock is held over the resource's own calls, and all other callers wait for their end. So the
 /// resource must not wait for another thread that may call this adaptor.
 ///
-/// A call of the resource may come back here on the same thread, through a callback or an upstream. It
-/// does not deadlock, as RMM's does: an inner allocation is an error, and the block of an inner free
+/// The resource may call this adaptor back on the same thread, through a callback or an upstream.
+/// RMM's adaptor then deadlocks. Here the inner allocation is an error, and the block of an inner free
 /// waits for the end of the outer call.
 ///
-/// A handle: clones share the resource, which drops with the last. In the child of a fork allocations
-/// are errors and frees leak: a thread of the parent may hold the lock for good.
+/// Clones of the adaptor share the resource, which drops with the last one. In the child of a fork
+/// allocations are errors and frees leak, since a thread of the parent may hold the lock for good.
 ///
 /// ```
 /// use aquifer::{
@@ -141,11 +141,11 @@ handle!([R: LocalDeviceResource] ThreadSafeAdaptor<R> { state });
 
 struct ThreadSafeState<R> {
     device: Device,
-    /// The [`thread_id`] of the thread that holds the lock of `resource`; 0 for none.
+    /// The [`thread_id`] of the thread that holds the lock of `resource`, or 0.
     owner: AtomicU64,
     /// Blocks that the owner freed inside its call. Empty when the lock is released.
     deferred_frees: Mutex<Vec<(Stream, DeviceBlock)>>,
-    /// What the resource waits for, the lock is held over.
+    /// The lock stays held while a call of the resource waits.
     resource: WaitMutex<R>,
 }
 
@@ -175,8 +175,8 @@ impl<R: LocalDeviceResource> Drop for ResourceGuard<'_, R> {
 }
 
 impl<R: LocalDeviceResource> ThreadSafeState<R> {
-    /// `operation` is named by the errors: [`ErrorKind::Reentered`] on the owner's thread, and
-    /// [`ErrorKind::Forked`].
+    /// The errors name `operation`. They are [`ErrorKind::Reentered`] on the owner's
+    /// thread, and [`ErrorKind::Forked`].
     fn lock(&self, operation: &str) -> Result<ResourceGuard<'_, R>> {
         ensure!(
             !is_forked_child(),
@@ -215,14 +215,14 @@ impl<R: LocalDeviceResource> ThreadSafeAdaptor<R> {
         }
     }
 
-    /// Reads the resource, under the lock. There is no mutable access: it could replace the resource,
-    /// to which live blocks belong. A block that `read` frees, by the drop of a vector for example,
-    /// waits for its end.
+    /// Reads the resource, under the lock. There is no mutable access, since it could replace the
+    /// resource, to which live blocks belong. If `read` frees a block, by the drop of a vector for
+    /// example, the free waits for the end of `read`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Reentered`] inside a call of the resource or another `inspect` on this thread;
-    /// [`ErrorKind::Forked`] in the child of a fork.
+    /// - [`ErrorKind::Reentered`] inside a call of the resource or another `inspect` on this thread.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
     pub fn inspect<T>(&self, read: impl FnOnce(&R) -> T) -> Result<T> {
         Ok(read(&self.state.lock("a look at a resource")?.resource))
     }

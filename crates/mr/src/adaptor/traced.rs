@@ -12,21 +12,29 @@ use std::time::Instant;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
-/// Allocations and frees as [`tracing`](https://docs.rs/tracing) events, at `TRACE`, with the target `aquifer::memory`. RMM has
-/// no counterpart: its debug log is of its pools alone, in a file of its own.
+/// A resource that emits allocations and frees as [`tracing`](https://docs.rs/tracing) events, at
+/// `TRACE`, with the target `aquifer::memory`. RMM has no counterpart, since its debug log covers
+/// its pools alone, in a file of its own.
 ///
-/// The message is `allocate`, `allocate failure`, `resize` (in place, with `former_bytes`) or `free`; the fields are `address` (hexadecimal; not
-/// of a failure), `bytes`, `stream` (its [`id`](Stream::id)), `device` (its ordinal), `elapsed_ns`
-/// (nanoseconds that the upstream took) and, of a failure, `error`. The calling thread emits an event
-/// after the upstream has returned. The events of two threads may therefore be out of order: an address
-/// may be allocated in one before the event of its free by the other.
+/// The message is `allocate`, `allocate failure`, `resize` (in place, with
+/// `former_bytes`) or `free`. The fields are:
+///
+/// - `address`, hexadecimal, except for a failure
+/// - `bytes`
+/// - `stream`, the [`id`](Stream::id) of the stream
+/// - `device`, the ordinal of the device
+/// - `elapsed_ns`, the nanoseconds that the upstream took
+/// - `error`, for a failure
+///
+/// The calling thread emits an event after the upstream has returned. The events of two threads may therefore
+/// be out of order. One thread may emit the allocation of an address before the other emits its free.
 /// [`LoggingAdaptor`](crate::mr::LoggingAdaptor) keeps the order. Where no subscriber wants such events, a
 /// call costs one load.
 ///
 /// Below a pool, the events wait until the pool's locks are released. The feature `log-level-debug`
 /// and those below it compile them out. There is no event of an allocation that a subscriber makes
-/// through this adaptor. A panic of a subscriber ends its event. The child of a fork emits no event:
-/// the subscriber's locks may be held by a thread of the parent. Clones are one adaptor.
+/// through this adaptor. A panic of a subscriber ends its event. The child of a fork emits no event,
+/// since a thread of the parent may hold the subscriber's locks. Clones are one adaptor.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, mr::TracedAdaptor};

@@ -1,8 +1,8 @@
-//! How much managed memory the process may have of a device.
+//! The amount of managed memory that the process may have of a device.
 //!
 //! The driver counts a managed page where it lies, and an untouched page lies nowhere. So free memory
-//! does not tell how much has been promised already. All resources of one device share a quota: the
-//! sizes of their live blocks, and a limit on the sum.
+//! does not tell how much has been promised already. All resources of one device share a quota, with
+//! the sizes of their live blocks and a limit on the sum.
 //!
 //! | event | `used` | `live` | `freeing` | `freed` | `limit` |
 //! |---|---|---|---|---|---|
@@ -26,8 +26,8 @@ pub(super) struct ManagedQuota {
     blocks: HashMap<u64, u64>,
     /// The sum of `blocks`, and of what the driver is allocating.
     live: u64,
-    /// The most that `live` may become: what was free when it was 0, and what other users of the
-    /// device have freed since.
+    /// The most that `live` may become. It is the memory that was free when `live` was 0, plus the
+    /// memory that other users of the device have freed since.
     limit: u64,
     /// Free memory at the last update.
     last_free: u64,
@@ -77,8 +77,8 @@ impl ManagedQuota {
         bytes <= self.last_free && sum.is_some_and(|sum| sum <= self.limit)
     }
 
-    /// Whether the last update is as good as a new one to say that `bytes` more fit: a sixteenth of the
-    /// memory that was free then has not been used.
+    /// Whether the last update suffices to say that `bytes` more fit. It does while no more than a
+    /// sixteenth of the memory that was free then has been asked for since.
     pub(super) fn has_room_surely(&self, bytes: u64) -> bool {
         self.used.saturating_add(bytes) <= self.last_free / 16 && self.has_room(bytes)
     }
@@ -105,8 +105,8 @@ impl ManagedQuota {
         self.live = self.live.saturating_sub(before).saturating_add(bytes);
     }
 
-    /// Removes a block that the driver is about to free: the address may be allocated again before
-    /// the call returns. Returns the size, for [`end_free`](Self::end_free).
+    /// Removes a block that the driver is about to free, since the address may be allocated again
+    /// before the call returns. Returns the size, for [`end_free`](Self::end_free).
     pub(super) fn begin_free(&mut self, address: u64) -> u64 {
         let bytes = self.blocks.remove(&address).unwrap_or(0);
         self.live = self.live.saturating_sub(bytes);

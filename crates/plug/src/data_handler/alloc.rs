@@ -11,8 +11,9 @@ use std::ptr::NonNull;
 
 /// Host memory of a [`DataHandler`], as an allocator: `Vec::new_in(DataAlloc::current())`.
 ///
-/// Each container carries the handler that it was made with, which serves it and frees it, on whatever thread,
-/// whatever is current then, and also where the program has dropped its own handle. A clone carries the same one.
+/// Each container carries the handler that it was made with, which serves it and frees
+/// it. That holds on whatever thread, whatever is current then, and even after the
+/// program has dropped its own handle. A clone carries the same one.
 /// A failure is an `AllocError`, whose reason is in [`last_error`](crate::pinned::last_error).
 ///
 /// Containers ask the handler for nothing where they have no bytes. `grow` and `shrink` are its `realloc`, and
@@ -37,12 +38,12 @@ pub struct DataAlloc {
 }
 
 impl DataAlloc {
-    /// With the [current handler](crate::nep49::current_data_handler).
+    /// An allocator with the [current handler](crate::nep49::current_data_handler).
     pub fn current() -> Self {
         Self::new(current_data_handler())
     }
 
-    /// With `handler`.
+    /// An allocator with `handler`.
     pub fn new(handler: DataHandler) -> Self {
         Self { handler }
     }
@@ -52,18 +53,18 @@ impl DataAlloc {
         &self.handler
     }
 
-    /// The name of its handler: NEP 49's `get_handler_name(arr)`.
+    /// The name of its handler, as of NEP 49's `get_handler_name(arr)`.
     pub fn handler_name(&self) -> &str {
         self.handler.name()
     }
 
-    /// The version of its handler: NEP 49's `get_handler_version(arr)`.
+    /// The version of its handler, as of NEP 49's `get_handler_version(arr)`.
     pub fn handler_version(&self) -> u8 {
         self.handler.version()
     }
 
-    /// The extra bytes of a block whose alignment is above the handler's: room for the alignment, and in it
-    /// for the handler's own address of the block.
+    /// The extra bytes of a block whose alignment is above the handler's. They are room for the
+    /// alignment, and in it for the handler's own address of the block.
     fn padding(&self, layout: Layout) -> Option<usize> {
         (layout.align() > self.handler.shared().alignment).then_some(layout.align())
     }
@@ -113,7 +114,7 @@ unsafe fn noted_start(block: NonNull<u8>) -> NonNull<u8> {
     unsafe { note.read() }
 }
 
-/// With the [current handler](crate::nep49::current_data_handler).
+/// The allocator with the [current handler](crate::nep49::current_data_handler).
 impl Default for DataAlloc {
     fn default() -> Self {
         Self::current()

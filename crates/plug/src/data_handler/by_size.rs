@@ -18,7 +18,7 @@ impl<A> BySize<A> {
 }
 
 impl<A: Allocator> BySize<A> {
-    /// Into the other allocator.
+    /// Moves a block into the other allocator.
     ///
     /// # Safety
     ///

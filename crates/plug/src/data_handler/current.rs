@@ -18,8 +18,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// The handler of a scope or a task, with a count of its own; none is the default. The lock is not contended:
-/// it is there since a task moves between threads.
+/// The handler of a scope or a task, with a count of its own, or `None` for the default. The lock is
+/// not contended, and is there since a task moves between threads.
 struct Slot(trusted::Mutex<Option<DataHandler>>);
 
 impl Slot {
@@ -36,8 +36,8 @@ trusted::thread_local! {
     static OF_THREAD: RefCell<Option<DataHandler>> = const { RefCell::new(None) };
 }
 
-/// Applies `body` to what is set where the calling thread is. Not for the code of others, since the slot
-/// is locked. Nothing is set on a thread whose locals have been dropped.
+/// Applies `body` to the handler that is set where the calling thread is. `body` must not run the code
+/// of others, since the slot is locked. A thread whose locals have been dropped has no handler set.
 fn with_slot<R>(body: impl FnOnce(&mut Option<DataHandler>) -> R) -> Option<R> {
     match ScopeList::innermost(&SCOPES, |_| true) {
         Some(slot) => Some(body(&mut slot.0.lock())),
@@ -45,9 +45,9 @@ fn with_slot<R>(body: impl FnOnce(&mut Option<DataHandler>) -> R) -> Option<R> {
     }
 }
 
-/// The handler that the next allocation of the calling thread takes: that of the innermost
-/// [scope](with_data_handler) or [task](WithDataHandler), or else what the thread [set](set_data_handler), or
-/// else the default.
+/// The handler that the next allocation of the calling thread takes. It is that of the innermost
+/// [scope](with_data_handler) or [task](WithDataHandler), or else the one that the thread
+/// [set](set_data_handler), or else the default.
 ///
 /// **A new thread begins with the default handler**, whatever its parent had, as in Python. Inside of a function
 /// of a handler the default is current, also in a scope that the function enters, so that a handler does not call
@@ -75,12 +75,12 @@ pub fn current_data_handler() -> DataHandler {
     with_slot(current).unwrap_or_default()
 }
 
-/// Makes `handler` the current one, or the default with `None`, and returns what was current before: NEP 49's
-/// `PyDataMem_SetHandler`.
+/// Makes `handler` the current one, or the default with `None`, and returns the one that was current
+/// before. NEP 49 calls it `PyDataMem_SetHandler`.
 ///
-/// It holds where the caller is: in a [scope](with_data_handler) until that ends, in a [task](WithDataHandler)
-/// for the rest of that, else on this thread. What was allocated before keeps its own handler. A handler's own
-/// function may set one, too, which shows when the function has returned.
+/// The setting holds in a [scope](with_data_handler) until that ends, in a [task](WithDataHandler) for
+/// the rest of that, and otherwise on this thread. Earlier allocations keep their own handler. A
+/// handler's own function may set one, too, which shows when the function has returned.
 ///
 /// ```
 /// use aquifer::nep49::{DataHandler, data_handler_name, set_data_handler};
@@ -96,8 +96,8 @@ pub fn set_data_handler(handler: Option<DataHandler>) -> DataHandler {
     with_slot(|current| std::mem::replace(current, handler)).flatten().unwrap_or_default()
 }
 
-/// The name of the [current handler](current_data_handler): NEP 49's `get_handler_name()`. That of a container
-/// is [`DataAlloc::handler_name`](crate::nep49::DataAlloc::handler_name).
+/// The name of the [current handler](current_data_handler), as of NEP 49's `get_handler_name()`.
+/// [`DataAlloc::handler_name`](crate::nep49::DataAlloc::handler_name) has the name for a container.
 ///
 /// ```
 /// assert_eq!(aquifer::nep49::data_handler_name(), "aquifer_default");
@@ -106,7 +106,7 @@ pub fn data_handler_name() -> String {
     current_data_handler().name().to_owned()
 }
 
-/// The version of the [current handler](current_data_handler): NEP 49's `get_handler_version()`.
+/// The version of the [current handler](current_data_handler), as of NEP 49's `get_handler_version()`.
 ///
 /// ```
 /// assert_eq!(aquifer::nep49::data_handler_version(), 1);
@@ -117,10 +117,11 @@ pub fn data_handler_version() -> u8 {
 
 /// Runs `body` with `handler` as the current one of the calling thread.
 ///
-/// Scopes nest. What was current before is current again when `body` returns or unwinds, also where `body`
-/// [set](set_data_handler) another. Other threads do not see it. A container that was made inside keeps the
-/// handler and may outlive the scope. For a task that may move between threads, see [`WithDataHandler`]; what
-/// [`with_device_resource`](crate::mr::with_device_resource) says of coroutines holds here, too.
+/// Scopes nest. The former handler is current again when `body` returns or unwinds, even if `body`
+/// [set](set_data_handler) another. Other threads do not see the scope. A container that was made inside keeps the
+/// handler and may outlive the scope. For a task that may move between threads, see
+/// [`WithDataHandler`]. The notes of
+/// [`with_device_resource`](crate::mr::with_device_resource) on coroutines hold here, too.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -139,10 +140,11 @@ pub fn with_data_handler<R>(handler: DataHandler, body: impl FnOnce() -> R) -> R
 
 /// A future with a current handler of its own, on whatever thread it is polled.
 ///
-/// Tasks that take turns on one thread do not see each other's. What the future [sets](set_data_handler) holds
-/// until it ends, and nowhere else. It is not in its scope while it waits, nor when it is dropped. A task that
-/// it spawns is another future: [`inherit`](Self::inherit) gives that the current handler, as Python's tasks
-/// have a copy of their parent's context.
+/// Tasks that take turns on one thread do not see each other's. A handler that the future
+/// [sets](set_data_handler) holds until the future ends, and nowhere else. The future is
+/// not in its scope while it waits, nor when it is dropped. A task that it spawns is
+/// another future. [`inherit`](Self::inherit) gives that the current handler, as Python's
+/// tasks have a copy of their parent's context.
 ///
 /// ```
 /// use aquifer::nep49::{DataHandler, WithDataHandler, data_handler_name};
@@ -175,7 +177,7 @@ impl<F> WithDataHandler<F> {
         Self::new(current_data_handler(), future)
     }
 
-    /// What is current in the future.
+    /// The handler that is current in the future.
     pub fn handler(&self) -> DataHandler {
         self.slot.0.lock().clone().unwrap_or_default()
     }

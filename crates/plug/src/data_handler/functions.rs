@@ -6,22 +6,22 @@ use crate::error::{Error, ErrorKind, Result, catch_panic_text};
 use crate::impls::Count;
 use std::ptr::NonNull;
 
-/// The alignment of every block: that of C's `malloc`, 16 bytes where pointers have 8.
+/// The alignment of every block, which is that of C's `malloc`, 16 bytes where pointers have 8.
 pub(super) const MALLOC_ALIGNMENT: usize = 2 * size_of::<usize>();
 
-/// In place of the text of a panic.
+/// The words in place of the text of a panic.
 const NO_TEXT: &str = "it threw no text";
 
 /// The functions of a data handler, as NEP 49 has them, for a handler that needs to see each call. Where an
 /// allocator is at hand, [`DataHandler::new`](crate::nep49::DataHandler::new) makes the functions.
 ///
-/// Any thread may call them, several at once. While one runs, the default handler is current on its
-/// thread: a function that allocates from the current handler does not come back to itself. A function must
-/// not wait for a lock under which its own program allocates from the handler. A panic in a function is
-/// stopped: the allocation fails, the block that was to be freed is leaked.
+/// Any thread may call them, several at once. While one runs, the default handler is current on its thread.
+/// So a function that allocates from the current handler does not come back to itself. A function must
+/// not wait for a lock under which its own program allocates from the handler. A panic in a function
+/// is stopped. The allocation then fails, or the block that was to be freed is leaked.
 ///
-/// This is the sample of NEP 49, a header of 64 bytes that keeps the size of each block, with a check of the size
-/// that `free` is given:
+/// This is the sample of NEP 49. It keeps the size of each block in a header of 64 bytes, and
+/// checks the size that `free` is given:
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -124,29 +124,30 @@ const NO_TEXT: &str = "it threw no text";
 ///
 /// # Safety
 ///
-/// - `malloc`, `calloc` and `realloc` return the start of a block that is aligned as C's `malloc` aligns, to
-///   two pointers (16 bytes on 64-bit systems), and that holds the bytes asked, which may be none. It
-///   overlaps no other block, and stays valid, for every thread, until it is given to `free` or moved by
-///   `realloc`, as long as the handler lives.
+/// - `malloc`, `calloc` and `realloc` return the start of a block that is aligned as C's `malloc`
+///   aligns, to two pointers (16 bytes on 64-bit systems). The block holds the bytes asked, which may
+///   be none, and overlaps no other block. It stays valid, for every thread, until it is given to
+///   `free` or moved by `realloc`, as long as the handler lives.
 /// - A block of `calloc` is zero. A block of `realloc` begins with the old block's bytes, up to the lesser
 ///   of both sizes. Where `realloc` fails or panics, the old block is as it was.
-/// - `realloc` and `free` rely on nothing that their callers do not promise: the size that `free` gets may be
-///   any number.
+/// - `realloc` and `free` rely on nothing that their callers do not promise. The size that
+///   `free` gets may be any number.
 pub unsafe trait HandlerFunctions: Send + Sync + 'static {
     /// A block of `bytes` bytes. No bytes get a block of their own, too.
     ///
     /// # Errors
     ///
-    /// Whatever keeps it from having one; [`ErrorKind::OutOfMemory`] where there is no room. For a C program
-    /// that is a null pointer, and [`last_error`](crate::pinned::last_error) on the same thread has the error.
+    /// Any error that keeps it from having a block, such as [`ErrorKind::OutOfMemory`] where there
+    /// is no room. A C program gets a null pointer, and [`last_error`](crate::pinned::last_error)
+    /// on the same thread has the error.
     fn malloc(&self, bytes: usize) -> Result<NonNull<u8>>;
 
-    /// A block of `count` elements of `bytes` bytes each, all zero. Without an implementation of its own, a block
-    /// of `malloc` that is filled with zeros.
+    /// A block of `count` elements of `bytes` bytes each, all zero. The default implementation fills
+    /// a block of `malloc` with zeros.
     ///
     /// # Errors
     ///
-    /// As [`malloc`](Self::malloc), and where the product overflows.
+    /// The errors of [`malloc`](Self::malloc), and an error where the product overflows.
     fn calloc(&self, count: usize, bytes: usize) -> Result<NonNull<u8>> {
         let all = product(count, bytes)?;
         let block = self.malloc(all)?;
@@ -159,19 +160,19 @@ pub unsafe trait HandlerFunctions: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// As [`malloc`](Self::malloc); the block is as it was then.
+    /// The errors of [`malloc`](Self::malloc). The block then is as it was.
     ///
     /// # Safety
     ///
-    /// `block` came from this handler and was not freed since. After a success, the caller uses what is
-    /// returned in its place.
+    /// `block` came from this handler and was not freed since. After a success, the caller uses
+    /// the returned block in its place.
     unsafe fn realloc(&self, block: NonNull<u8>, bytes: usize) -> Result<NonNull<u8>>;
 
-    /// Frees the block. Its size is `bytes` where the caller is Rust; a C program may be wrong.
+    /// Frees the block. Its size is `bytes` where the caller is Rust. A C program may be wrong.
     ///
     /// # Safety
     ///
-    /// `block` came from this handler and was not freed since; the caller gives it up.
+    /// `block` came from this handler and was not freed since. The caller gives it up.
     unsafe fn free(&self, block: NonNull<u8>, bytes: usize);
 }
 
@@ -184,7 +185,7 @@ pub(super) fn product(count: usize, bytes: usize) -> Result<usize> {
     })
 }
 
-/// Runs a function of a handler: its panic is an error, and the default handler is current inside.
+/// Runs a function of a handler. Its panic is an error, and the default handler is current inside.
 pub(super) fn call<T>(name: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _inside = Inside::enter();
     catch_panic_text(body).unwrap_or_else(|text| {

@@ -10,13 +10,14 @@ use crate::sync::Arc;
 use allocator_api2::alloc::Allocator;
 use std::ptr::NonNull;
 
-/// A named, versioned handler of host memory, as NumPy's NEP 49 has it: four functions, `malloc`, `calloc`,
-/// `realloc` and `free`, over one context.
+/// A named, versioned handler of host memory, as NumPy's NEP 49 has it. It has four functions,
+/// `malloc`, `calloc`, `realloc` and `free`, over one context.
 ///
-/// A handle: clones are the same handler, which ends with the last of them and of the containers that were made
-/// with it. [`set_data_handler`](crate::nep49::set_data_handler) makes it the current one of a thread or of a task;
-/// [`DataAlloc`](crate::nep49::DataAlloc) allocates with it; [`as_raw`](Self::as_raw) shows its table of 168 bytes to a C
-/// program, such as NumPy, whose `PyDataMem_SetHandler` takes a capsule of it.
+/// Clones are the same handler, which ends with the last of them and of the containers that were
+/// made with it. [`set_data_handler`](crate::nep49::set_data_handler) makes it the current one of a
+/// thread or of a task. [`DataAlloc`](crate::nep49::DataAlloc) allocates with it.
+/// [`as_raw`](Self::as_raw) shows its table of 168 bytes to a C program, such as NumPy, whose
+/// `PyDataMem_SetHandler` takes a capsule of it.
 ///
 /// | handler | memory |
 /// |---|---|
@@ -49,15 +50,16 @@ pub struct DataHandler {
 
 /// A thread's, a scope's or a task's reference to a handler.
 ///
-/// An `Arc` of this has a reference count of its own: if all containers of all threads wrote the count of the
-/// handler itself, that would take longer than a small allocation.
+/// An `Arc` of this has a reference count of its own. If all containers of all threads wrote the count
+/// of the handler itself, that would take longer than a small allocation.
 struct CountedHandler {
     shared: Arc<SharedHandler>,
 }
 
 impl DataHandler {
-    /// A handler over an allocator. It keeps a header before each block, of 16 bytes, of 64 before a block of
-    /// 1 KiB or more, which is aligned to 64 bytes. So it finds a block whatever size `free` is given.
+    /// A handler over an allocator. It keeps a header of 16 bytes before each block. A block of 1
+    /// KiB or more has a header of 64 bytes, and is aligned to 64 bytes. So the handler finds a
+    /// block whatever size `free` is given.
     ///
     /// ```
     /// use aquifer::{Device, nep49::DataHandler, pinned::{PinnedPool, PinnedResource}};
@@ -103,10 +105,10 @@ impl DataHandler {
         Self::of_shared(SharedHandler::of_rust(name, Box::new(functions), alignment))
     }
 
-    /// The handler of a C program, such as NumPy's own. `owner` is dropped when no handle and no container uses
-    /// the functions any more: give it what keeps the context and the library alive, `()` if they are there for
-    /// good. It is dropped with a table that is refused, too. NumPy says of its handlers that they must be
-    /// immortal; here they need not be.
+    /// The handler of a C program, such as NumPy's own. `owner` is dropped when no handle and no
+    /// container uses the functions any more. Give a value that keeps the context and the library
+    /// alive, or `()` if they are there for good. It is dropped with a table that is refused, too.
+    /// NumPy says that its handlers must be immortal. Here they need not be.
     ///
     /// ```
     /// use aquifer::{ErrorKind, nep49::{DataAlloc, DataHandler, RawDataHandler}};
@@ -130,9 +132,9 @@ impl DataHandler {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the version is another than 1.
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if one of the functions is null, or if the
-    /// name has no zero byte at its end or is not UTF-8.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the version is another than 1.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if one of the functions is
+    ///   null, or if the name has no zero byte at its end or is not UTF-8.
     ///
     /// # Safety
     ///
@@ -140,9 +142,10 @@ impl DataHandler {
     ///
     /// - The functions may be called with `ctx`, on any thread, by several at once. They return to their
     ///   caller, and do not unwind.
-    /// - They keep the contract of [`HandlerFunctions`], where a null pointer stands for an error: `malloc`,
-    ///   `calloc` and `realloc` return null or a block of its own that is aligned to two pointers and holds the
-    ///   bytes asked, `realloc` keeps what the block holds, and `free` frees it.
+    /// - They keep the contract of [`HandlerFunctions`], where a null pointer stands for an error.
+    /// - `malloc`, `calloc` and `realloc` return null or a block of its own. It is aligned to two
+    ///   pointers and holds the bytes asked.
+    /// - `realloc` keeps the content of the block, and `free` frees the block.
     pub unsafe fn from_raw(raw: RawDataHandler, owner: impl Send + 'static) -> Result<Self> {
         let name = raw.name_text()?.to_owned();
         ensure!(
@@ -162,7 +165,7 @@ impl DataHandler {
         Self { counted: Arc::new(CountedHandler { shared }) }
     }
 
-    /// Another handle, whose clones count by themselves.
+    /// Another handle on the handler, whose clones count by themselves.
     pub(super) fn with_own_count(&self) -> Self {
         Self::of_shared(self.counted.shared.clone())
     }
@@ -172,21 +175,23 @@ impl DataHandler {
         &self.shared().name
     }
 
-    /// The version of the table: 1.
+    /// The version of the table, which is 1.
     pub fn version(&self) -> u8 {
         self.shared().raw.version
     }
 
-    /// The table for a C program: NumPy's `PyDataMem_Handler`, in 168 bytes where pointers have 8. It stays where
-    /// it is as long as a handle or a container of the handler lives. [`into_raw`](Self::into_raw) gives a C
+    /// The table for a C program, which is NumPy's `PyDataMem_Handler`, in 168 bytes
+    /// where pointers have 8. The table stays in place as long as a handle or a
+    /// container of the handler lives. [`into_raw`](Self::into_raw) gives a C
     /// program a handle of its own.
     ///
-    /// What a C program relies on when it calls the functions of a handler that was made in Rust:
+    /// A C program that calls the functions of a handler made in Rust relies on these rules:
     ///
     /// - It calls them while a handle lives, from any thread. Its blocks are freed before the last handle goes.
-    /// - `malloc(0)`, and `realloc` to 0 bytes, return a block that is to be freed, never null but for an error.
-    ///   `realloc(null)` is `malloc`; `free(null)` does nothing.
-    /// - `free` takes any size: the ready handlers and those of an allocator find the block by its address.
+    /// - `malloc(0)`, and `realloc` to 0 bytes, return a block that is to be freed, never null but for
+    ///   an error. `realloc(null)` is `malloc`, and `free(null)` does nothing.
+    /// - `free` takes any size, since the ready handlers and those of an allocator
+    ///   find the block by its address.
     /// - `calloc` returns null where the product overflows, and zeroed memory otherwise.
     /// - An error is null, and [`last_error`](crate::pinned::last_error) on the same thread has its text. Nothing unwinds.
     /// - Blocks that [`DataAlloc`](crate::nep49::DataAlloc) made with the handler at an alignment of up to 16 bytes, and
@@ -210,8 +215,8 @@ impl DataHandler {
         &self.shared().raw
     }
 
-    /// The table with the handle in it, for a C program that keeps it: a capsule of NumPy's, whose destructor
-    /// calls [`from_raw_handle`](Self::from_raw_handle).
+    /// The table with the handle in it, for a C program that keeps it. An example is a capsule of
+    /// NumPy's, whose destructor calls [`from_raw_handle`](Self::from_raw_handle).
     ///
     /// ```
     /// use aquifer::nep49::DataHandler;

@@ -1,4 +1,4 @@
-//! Whole pages of Linux: huge ones, and those of one NUMA node.
+//! Whole pages of Linux, which are huge ones, and those of one NUMA node.
 
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -14,7 +14,7 @@ pub(super) const HUGE_PAGE: usize = 2 << 20;
 /// The nodes that a mask names. Linux has up to 1024.
 const NODES: usize = 1024;
 
-/// What the pages of a block are to be.
+/// The kind that the pages of a block are to have.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Placement {
     /// In huge pages, as far as there are any.
@@ -35,11 +35,12 @@ struct Mapping {
 }
 
 impl Pages {
-    /// Whether the kernel places pages so, by one that it is asked for.
+    /// An allocator of pages of this kind, if the kernel places one of them so.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if it does not, [`ErrorKind::InvalidArgument`] for a node that there is not.
+    /// [`ErrorKind::Unsupported`] if it does not, or [`ErrorKind::InvalidArgument`]
+    /// for a node that does not exist.
     pub(super) fn new(placement: Placement) -> Result<Self> {
         match placement {
             Placement::HugePages => ensure!(
@@ -110,7 +111,7 @@ impl Pages {
     }
 }
 
-/// Binds a mapping to a node. Whether that failed.
+/// Binds a mapping to a node. Returns whether that failed.
 fn bind(mapping: &Mapping, node: usize) -> bool {
     const BITS: usize = libc::c_ulong::BITS as usize;
     let mut mask = [0 as libc::c_ulong; NODES / BITS];

@@ -1,19 +1,19 @@
-//! A handler as C has it: the structures of NumPy's `ndarraytypes.h`, to the byte.
+//! A handler as C has it, by the structures of NumPy's `ndarraytypes.h`, to the byte.
 
 use crate::error::{Error, ErrorKind, Result, ensure};
 use std::ffi::{c_char, c_void};
 use std::fmt;
 use std::mem::offset_of;
 
-/// A table of a handler's C functions: NumPy's `PyDataMemAllocator`.
+/// A table of a handler's C functions, which is NumPy's `PyDataMemAllocator`.
 ///
-/// `ctx` is the first argument of each function. The functions follow C's: `malloc` and `calloc` return
-/// null where there is no room, `realloc` then leaves the block as it was, and `free` takes null. The size
-/// that `free` is given is a guess: see [`RawDataHandler`].
+/// `ctx` is the first argument of each function. The functions follow C's. `malloc` and `calloc`
+/// return null where there is no room, `realloc` then leaves the block as it was, and `free` takes
+/// null. The size that `free` is given is a guess, as [`RawDataHandler`] says.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct RawDataAllocator {
-    /// What the functions get as their first argument.
+    /// The first argument of the functions.
     pub ctx: *mut c_void,
     /// A block of `size` bytes.
     pub malloc: Option<unsafe extern "C" fn(ctx: *mut c_void, size: usize) -> *mut c_void>,
@@ -28,7 +28,8 @@ pub struct RawDataAllocator {
     pub free: Option<unsafe extern "C" fn(ctx: *mut c_void, ptr: *mut c_void, size: usize)>,
 }
 
-/// A named, versioned handler as C has it: NumPy's `PyDataMem_Handler`, of 168 bytes where pointers have 8.
+/// A named, versioned handler as C has it, which is NumPy's `PyDataMem_Handler`, of 168
+/// bytes where pointers have 8.
 ///
 /// [`DataHandler::as_raw`](crate::nep49::DataHandler::as_raw) shows one to a C program, and
 /// [`DataHandler::from_raw`](crate::nep49::DataHandler::from_raw) takes one from it. NumPy gives `free` a size other
@@ -50,7 +51,7 @@ pub struct RawDataAllocator {
 pub struct RawDataHandler {
     /// The name, up to the first zero byte.
     pub name: [c_char; 127],
-    /// The version of the table: [`VERSION`](Self::VERSION). A later one adds fields at the end.
+    /// The version of the table, which is [`VERSION`](Self::VERSION). A later one adds fields at the end.
     pub version: u8,
     /// The functions.
     pub allocator: RawDataAllocator,
@@ -96,7 +97,7 @@ impl RawDataHandler {
         Ok(Self::of_known(name, allocator))
     }
 
-    /// As [`new`](Self::new), for a name that was checked.
+    /// A handler as of [`new`](Self::new), for a name that was checked.
     pub(super) fn of_known(name: &str, allocator: RawDataAllocator) -> Self {
         let mut bytes = [0; 127];
         for (to, from) in bytes.iter_mut().zip(name.bytes().take(Self::NAME_BYTES)) {

@@ -16,14 +16,14 @@ use crate::pinned::PinnedAlloc;
 use crate::sync::LazyLock;
 use allocator_api2::alloc::Global;
 
-/// Smaller blocks are the heap's in [`DataHandler::pinned`].
+/// The least bytes of a page-locked block in [`DataHandler::pinned`]. Smaller blocks are the heap's.
 const PINNED_FROM: usize = 4096;
 
-/// Smaller blocks are the heap's in [`DataHandler::numa`].
+/// The least bytes of a block on the node in [`DataHandler::numa`]. Smaller blocks are the heap's.
 #[cfg(target_os = "linux")]
 const NUMA_FROM: usize = 64 << 10;
 
-/// The largest alignment of [`DataHandler::aligned`]: a huge page.
+/// The largest alignment of [`DataHandler::aligned`], which is a huge page.
 const MAXIMUM_ALIGNMENT: usize = 2 << 20;
 
 static DEFAULT: LazyLock<DataHandler> = LazyLock::new(|| {
@@ -36,8 +36,8 @@ static DEFAULT: LazyLock<DataHandler> = LazyLock::new(|| {
 
 static PINNED: LazyLock<DataHandler> = LazyLock::new(|| DataHandler::pinned_from(PINNED_FROM));
 
-/// The handler `aquifer_default`: the system's heap, C's `malloc`, without a header. It is current where none was
-/// set, and there is one in the process.
+/// The handler `aquifer_default` of the system's heap, C's `malloc`, without a header. This handler is
+/// current unless another was set, and there is one in the process.
 ///
 /// ```
 /// use aquifer::nep49::{DataHandler, current_data_handler};
@@ -51,12 +51,13 @@ impl Default for DataHandler {
 }
 
 impl DataHandler {
-    /// The handler `aquifer_pinned`: page-locked memory as [`PinnedAlloc`] gives it, of the current pinned
-    /// resource. There is one in the process.
+    /// The handler `aquifer_pinned` of page-locked memory as [`PinnedAlloc`] gives it, of the current
+    /// pinned resource. There is one in the process.
     ///
-    /// **A block of less than 4 KiB is the heap's**, not page-locked: a program such as NumPy makes millions of
-    /// small blocks, and a copy of so few bytes gains nothing. [`pinned_from`](Self::pinned_from) has another
-    /// limit. The device is opened with the first larger block; where there is none, it is the heap's, too.
+    /// **A block of less than 4 KiB is the heap's**, not page-locked. A program such as NumPy makes
+    /// millions of small blocks, and a copy of so few bytes gains nothing.
+    /// [`pinned_from`](Self::pinned_from) has another limit. The device is opened with the first
+    /// larger block. Where there is no device, that block is the heap's, too.
     ///
     /// ```
     /// use allocator_api2::vec::Vec;
@@ -77,8 +78,8 @@ impl DataHandler {
         PINNED.clone()
     }
 
-    /// A handler as [`pinned`](Self::pinned), where blocks of `bytes` bytes and more are page-locked: all of them,
-    /// for 0. The handler's header of 16 or 64 bytes counts.
+    /// A handler as [`pinned`](Self::pinned), where blocks of `bytes` bytes and more are page-locked.
+    /// With 0 all of them are. The handler's header of 16 or 64 bytes counts.
     ///
     /// ```
     /// use aquifer::nep49::DataHandler;
@@ -124,9 +125,10 @@ impl DataHandler {
         Ok(Self::of_known(name, functions, alignment))
     }
 
-    /// The handler `aquifer_huge_pages`: blocks of 2 MiB and more are mappings of their own that begin at a
-    /// multiple of 2 MiB, for which Linux is advised to take huge pages (`MADV_HUGEPAGE`). It takes small ones
-    /// where it has no huge page at hand, and at the end of a block. A smaller block is the heap's.
+    /// The handler `aquifer_huge_pages`. Blocks of 2 MiB and more are mappings of their own that
+    /// begin at a multiple of 2 MiB. Linux is advised to take huge pages for them
+    /// (`MADV_HUGEPAGE`). Linux takes small pages when no huge page is at hand, and at the end of a
+    /// block. A smaller block is the heap's.
     ///
     /// ```
     /// use aquifer::{ErrorKind, nep49::DataHandler};
@@ -153,8 +155,9 @@ impl DataHandler {
     }
 
     /// A handler whose blocks of 64 KiB and more are pages of one NUMA node of Linux (`mbind` with
-    /// `MPOL_BIND`), named `aquifer_numa_0` for node 0. Where the node has no free page left when one is first
-    /// touched, Linux ends a process: it takes no page of another node. A smaller block is the heap's.
+    /// `MPOL_BIND`), named `aquifer_numa_0` for node 0. Where the node has no free page left
+    /// when one is first touched, Linux ends a process, since it takes no page of another
+    /// node. A smaller block is the heap's.
     ///
     /// ```
     /// use aquifer::nep49::DataHandler;
@@ -168,9 +171,9 @@ impl DataHandler {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a node that there is not.
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on other systems than Linux, and where its kernel
-    /// does not know NUMA or refuses to bind memory, as in some containers.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a node that does not exist.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on other systems than Linux, and
+    ///   where its kernel does not know NUMA or refuses to bind memory, as in some containers.
     pub fn numa(node: u32) -> Result<Self> {
         #[cfg(target_os = "linux")]
         {

@@ -1,4 +1,4 @@
-//! What the handles on one handler share, and C functions over the functions of one in Rust.
+//! The part that the handles on one handler share, and C functions over the functions of a handler in Rust.
 
 use super::functions::{HandlerFunctions, call, call_free};
 use super::inside::Inside;
@@ -19,7 +19,7 @@ use std::ptr::{NonNull, null_mut};
 pub(super) struct SharedHandler {
     pub(super) raw: RawDataHandler,
     pub(super) name: String,
-    /// Of every block.
+    /// The alignment of every block.
     pub(super) alignment: usize,
     functions: ManuallyDrop<Functions>,
 }
@@ -35,7 +35,7 @@ struct CFunctions {
     calloc: unsafe extern "C" fn(*mut c_void, usize, usize) -> *mut c_void,
     realloc: unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize),
-    /// Only dropped.
+    /// The owner is only dropped.
     _owner: Box<dyn Send>,
 }
 
@@ -77,7 +77,8 @@ impl SharedHandler {
     ///
     /// # Safety
     ///
-    /// As [`DataHandler::from_raw`](crate::nep49::DataHandler::from_raw); the name is that of `raw`.
+    /// The conditions of [`DataHandler::from_raw`](crate::nep49::DataHandler::from_raw) hold,
+    /// and the name is that of `raw`.
     pub(super) unsafe fn of_c(
         raw: RawDataHandler,
         name: String,
@@ -186,14 +187,15 @@ fn missing(name: &str, function: &'static str) -> Error {
         .with_advice("give all four functions: malloc, calloc, realloc and free")
 }
 
-/// For C: null where there is an error, which [`last_error`](crate::pinned::last_error) has then.
+/// The result for C, which is null where there is an error.
+/// [`last_error`](crate::pinned::last_error) has the error then.
 fn or_null(body: impl FnOnce() -> Result<NonNull<u8>>) -> *mut c_void {
     catch_panic_and_error(body).map_or(null_mut(), |block| block.as_ptr().cast())
 }
 
 /// # Safety
 ///
-/// `ctx` is that of a table of `of_rust` (INV-1), of which a handle lives: the promise of
+/// `ctx` is that of a table of `of_rust` (INV-1), of which a handle lives. That is the promise of
 /// [`DataHandler::as_raw`](crate::nep49::DataHandler::as_raw).
 unsafe fn of_ctx<'a>(ctx: *mut c_void) -> &'a SharedHandler {
     // SAFETY: the caller's promise. It is only ever shared.

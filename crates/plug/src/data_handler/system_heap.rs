@@ -1,4 +1,4 @@
-//! The system's heap, which finds its blocks by itself: no header.
+//! The system's heap, which finds its blocks by itself, without a header.
 
 use super::functions::{HandlerFunctions, product};
 use crate::error::{Error, ErrorKind, Result};

@@ -1,4 +1,4 @@
-//! The functions of a handler over an allocator, which wants the layout of what it frees.
+//! The functions of a handler over an allocator, which wants the layout of each block that it frees.
 
 use super::functions::{HandlerFunctions, MALLOC_ALIGNMENT, call_free, product};
 use crate::error::{Error, ErrorKind, Result};
@@ -14,13 +14,14 @@ const LARGE: usize = 1024;
 /// A cache line, and the widest vector register.
 const LARGE_ALIGNMENT: usize = 64;
 
-/// What lies before a block.
+/// The header before a block.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Header {
     /// The block's own size.
     bytes: usize,
-    /// From the start of the allocator's block to the user's, and the alignment of both: a power of two.
+    /// The offset from the start of the allocator's block to the user's, and the alignment of
+    /// both. It is a power of two.
     offset: usize,
 }
 
@@ -43,7 +44,7 @@ impl Header {
         unsafe { header.cast().read() }
     }
 
-    /// The allocator's block.
+    /// The layout of the allocator's block.
     fn layout(self) -> Result<Layout> {
         let whole = self.bytes.checked_add(self.offset);
         let layout = whole.and_then(|whole| Layout::from_size_align(whole, self.offset).ok());
@@ -72,7 +73,7 @@ impl Header {
 /// The allocator, with a [`Header`] before each block.
 pub(super) struct WithHeader<A> {
     allocator: A,
-    /// Of every block: a power of two, [`MALLOC_ALIGNMENT`] at least.
+    /// The alignment of every block, which is a power of two, [`MALLOC_ALIGNMENT`] at least.
     alignment: usize,
 }
 
@@ -98,7 +99,7 @@ impl<A: Allocator> WithHeader<A> {
     }
 }
 
-/// The allocator's block, or why there is none: one of this crate's has kept its error.
+/// The allocator's block, or the reason why there is none. An allocator of this crate has kept its error.
 fn or_reason(
     layout: Layout,
     allocate: impl FnOnce() -> Result<NonNull<[u8]>, AllocError>,

@@ -16,23 +16,25 @@ use bytemuck::Pod;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 
-/// Of memory that no other process can open.
+/// The advice for memory that no other process can open.
 const SHAREABLE: &str = "take it from CudaResource, or from a PoolResource over it that was built with \
                          handles(Handles::Off); or from an AsyncResource that was built with shareable(true)";
 
-/// Memory that another process can open: a [`DeviceVec`], a part of one, or a [`DeviceBuffer`].
+/// Memory that another process can open, which is a [`DeviceVec`], a part of one, or a [`DeviceBuffer`].
 pub trait IpcExport: Shared {
     /// Waits for the home stream and for every other use of this memory, and makes a handle by which another
     /// process opens it.
     ///
-    /// Of a vector in a pool this exposes the whole allocation that the pool has cut it from. See
-    /// [`IpcHandle`] for what can be shared, and for what the processes owe each other.
+    /// For a vector in a pool this exposes the whole allocation that the pool has cut it from.
+    /// [`IpcHandle`] says which memory can be shared, and what the processes owe each other.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] for memory that no other process can open, which names the resources that
-    /// have such; [`ErrorKind::InvalidArgument`] for no elements; [`ErrorKind::Capture`] while home is in
-    /// capture; those of the driver.
+    /// - [`ErrorKind::Unsupported`] for memory that no other process can open. The error names
+    ///   the resources that have such.
+    /// - [`ErrorKind::InvalidArgument`] for no elements.
+    /// - [`ErrorKind::Capture`] while home is in capture.
+    /// - The errors of the driver.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, ipc::IpcExport, sim::SimConfig};
@@ -51,23 +53,31 @@ pub trait IpcExport: Shared {
         export(memory.home.device(), range, || order_to_share(memory))
     }
 
-    /// Waits for the home stream and for every other use of this memory, and sends it to the process at the other end
-    /// of a socket, which takes it by [`receive`](crate::ipc::receive). Nothing is copied: both have the memory.
+    /// Waits for the home stream and for every other use of this memory. Then sends it to the process
+    /// at the other end of a socket, which takes it by [`receive`](crate::ipc::receive). Both
+    /// processes then have the memory, without a copy.
     ///
-    /// It waits until the other end has taken most of it: let the other process receive meanwhile. One vector at a time goes over a
+    /// The call waits until the other end has taken most of the message, so let the
+    /// other process receive meanwhile. One vector at a time goes over a
     /// socket.
     ///
-    /// For mapped memory: of a [`VirtualResource`](crate::mr::VirtualResource), and of a pool on
-    /// [handles](crate::mr::Handles). Other memory goes by [`ipc_handle`](Self::ipc_handle). The other process gets the whole
-    /// handles, whose rest may be other vectors'. For what the processes owe each other see
-    /// [`IpcHandle`](crate::ipc::IpcHandle); but here the memory stays whole when its own process dies, and the other one keeps
-    /// the device from getting it back. It cannot send it on: CUDA refuses that.
+    /// This is for mapped memory of a [`VirtualResource`](crate::mr::VirtualResource), and of a pool
+    /// on [handles](crate::mr::Handles). Other memory goes by [`ipc_handle`](Self::ipc_handle). The
+    /// other process gets the whole handles, whose rest may be other vectors'.
+    /// [`IpcHandle`](crate::ipc::IpcHandle) says what the processes owe each other. But here the
+    /// memory stays whole when its own process dies. The other process keeps the device from getting
+    /// it back, and cannot send it on, since CUDA refuses that.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] for memory that is not mapped, and where the device shares none by descriptors;
-    /// [`ErrorKind::InvalidArgument`] for no elements; [`ErrorKind::Capture`] while home is in capture;
-    /// [`ErrorKind::Io`] if the socket fails; those of the driver. After an error a part may have been sent: close the socket.
+    /// - [`ErrorKind::Unsupported`] for memory that is not mapped, and where the device
+    ///   shares none by descriptors.
+    /// - [`ErrorKind::InvalidArgument`] for no elements.
+    /// - [`ErrorKind::Capture`] while home is in capture.
+    /// - [`ErrorKind::Io`] if the socket fails.
+    /// - The errors of the driver.
+    ///
+    /// After an error a part may have been sent, so close the socket.
     ///
     /// ```
     /// # #[cfg(target_os = "linux")] {
@@ -115,7 +125,7 @@ fn order_to_share(memory: MemoryUse<'_>) -> Result<StreamCall<'_>> {
 mod sealed {
     use super::{DeviceRange, MemoryUse};
 
-    /// What is to be known of memory that is shared. No type of another crate has it.
+    /// The facts that sharing needs about memory. No type of another crate has this trait.
     pub trait Shared {
         fn shared(&self) -> (DeviceRange, MemoryUse<'_>);
     }
@@ -151,10 +161,12 @@ impl Shared for DeviceBuffer {
 }
 
 impl IpcHandle {
-    /// Waits for `stream`, and makes the handle of a block of a resource: for memory that is in no container.
+    /// Waits for `stream`, and makes the handle of a block of a resource. It is for
+    /// memory that is in no container.
     ///
-    /// All work on the block was given to `stream`, or is ordered before what that was given; else the other
-    /// process finds memory that is still written. As [`IpcExport::ipc_handle`].
+    /// All work on the block was given to `stream`, or is ordered before the work that the stream
+    /// was given. Otherwise the other process finds memory that is still written. The rest is as
+    /// for [`IpcExport::ipc_handle`].
     ///
     /// ```
     /// use aquifer::{
@@ -229,12 +241,12 @@ pub(super) fn begin<'s>(
     Ok(stream)
 }
 
-/// What is being done, for messages.
+/// The words for the call, for messages.
 pub(super) fn sharing(device: &Device, bytes: usize) -> impl Fn() -> String {
     move || format!("sharing {} of {device} with other processes", Count(bytes, "byte"))
 }
 
-/// How other processes can open memory of this one, and the pool of the driver's that it is of.
+/// The way in which other processes can open memory of this one, and the pool of the driver that it is of.
 fn shareable_kind(device: &Device, range: DeviceRange) -> Result<(IpcKind, Option<RawPool>)> {
     let DeviceRange { address, bytes } = range;
     let asking = || format!("asking {device} for the kind of {}", Count(bytes, "byte"));

@@ -1,15 +1,15 @@
-//! What one process sends to another so that it can open memory.
+//! The handle that one process sends to another so that it can open memory.
 
 use crate::driver::IpcBytes;
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::{Count, getters};
 use std::fmt;
 
-/// How the memory of an [`IpcHandle`] is opened.
+/// The way in which the memory of an [`IpcHandle`] is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IpcKind {
-    /// By the handle alone: memory that came from `cuMemAlloc` (`CUipcMemHandle`).
+    /// By the handle alone, for memory that came from `cuMemAlloc` (`CUipcMemHandle`).
     Plain,
     /// By the [`IpcPool`](crate::ipc::IpcPool) that it is of, whose descriptor goes over a Unix socket
     /// (`CUmemPoolPtrExportData`).
@@ -29,12 +29,13 @@ impl IpcKind {
     }
 }
 
-/// Device memory of one process, for others to open: plain data, sent over any pipe as
-/// [`to_bytes`](Self::to_bytes).
+/// Device memory of one process, for others to open. The handle is plain data, sent over any
+/// pipe as [`to_bytes`](Self::to_bytes).
 ///
-/// [`DeviceVec::ipc_handle`](crate::DeviceVec::ipc_handle) makes one, of a vector, a buffer or a slice;
-/// [`open`](Self::open) makes a vector of it in another process. It names the driver's allocation, where in it
-/// the memory begins, its size, and the device by its UUID, which is the same in every process.
+/// [`DeviceVec::ipc_handle`](crate::DeviceVec::ipc_handle) makes one, of a vector, a buffer or a
+/// slice. [`open`](Self::open) makes a vector of it in another process. The handle names the
+/// driver's allocation, the offset of the memory in it, and the size. It names the device by its
+/// UUID, which is the same in every process.
 ///
 /// # What can be shared
 ///
@@ -45,23 +46,25 @@ impl IpcKind {
 /// | a pool on [handles](crate::mr::Handles), [`VirtualResource`](crate::mr::VirtualResource) | none: [`DeviceVec::send_to`](crate::DeviceVec::send_to) sends it over a Unix socket |
 /// | another driver pool, [`ManagedResource`](crate::mr::ManagedResource), page-locked memory, [`SystemResource`](crate::mr::SystemResource) | none: an error of [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) |
 ///
-/// A pool cuts many blocks from one allocation. To open one of them is to have the whole allocation in the other
-/// process: code there that leaves its block reads and writes the neighbours. CUDA does the same to small
+/// A pool cuts many blocks from one allocation. A process that opens one of them has the whole allocation,
+/// so code there that leaves its block reads and writes the neighbours. CUDA does the same to small
 /// allocations of its own, those under 2 MiB.
 ///
 /// # What the two processes owe each other
 ///
-/// No order of streams reaches across processes. The exporter keeps the vector, and does not let it grow, until
-/// the others have closed theirs: else the memory goes to another vector of the exporter, or, by CUDA's
-/// manual, has undefined contents. Each waits for its own work before it tells the other to go on.
+/// No order of streams reaches across processes. The exporter keeps the vector, and does not
+/// let it grow, until the others have closed theirs. Otherwise the memory goes to another
+/// vector of the exporter, or, by CUDA's manual, has undefined contents. Each waits for its own
+/// work before it tells the other to go on.
 ///
-/// A process that dies closes what it had open, and leaves written in part what it was writing; the exporter's memory
-/// is whole. Of memory whose exporter has died, the others get an error or bytes without a meaning.
+/// A process that dies closes the memory that it had open, and may leave a write
+/// unfinished. The exporter's memory stays whole. If the exporter has died, the others get
+/// an error or bytes without a meaning.
 ///
 /// # Examples
 ///
-/// On the simulated device, whose handles are for its own process. On a GPU the second half is another
-/// process's.
+/// This example uses the simulated device, whose handles are for its own process. On a GPU the
+/// second half is another process's.
 ///
 /// ```
 /// use aquifer::{
@@ -92,16 +95,16 @@ pub struct IpcHandle {
     pub(super) kind: IpcKind,
     pub(super) device_uuid: [u8; 16],
     pub(super) process: u32,
-    /// What the driver says of the allocation.
+    /// The driver's data about the allocation.
     pub(super) driver_bytes: IpcBytes,
     /// The exporter's own handle of the pool, 0 without one.
     pub(super) pool: u64,
-    /// Not zero bytes, and the end of the range is a number.
+    /// The range has at least one byte, and its end does not overflow.
     pub(super) offset: u64,
     pub(super) bytes: u64,
 }
 
-/// Where each part stands in the bytes; what is between them is zero.
+/// The place of each part in the bytes. The bytes between them are zero.
 mod place {
     use std::ops::Range;
 
@@ -124,28 +127,29 @@ impl IpcHandle {
     pub const SIZE: usize = 128;
 
     getters! {
-        /// How it is opened.
+        /// The way in which it is opened.
         kind: IpcKind;
 
         /// The device whose memory it is, as [`Device::uuid`](crate::Device::uuid) has it.
         device_uuid: [u8; 16];
 
-        /// The process that exported it, by its number there: for messages, since a container has its own numbers.
+        /// The process that exported it, by its number there. It is for messages, since a
+        /// container has its own numbers.
         process: u32;
     }
 
-    /// What the driver says of the allocation: a `CUipcMemHandle` or a `CUmemPoolPtrExportData`, for other
-    /// libraries.
+    /// The driver's data about the allocation, for other libraries. It is a `CUipcMemHandle` or a
+    /// `CUmemPoolPtrExportData`.
     pub fn driver_bytes(&self) -> &[u8; 64] {
         &self.driver_bytes
     }
 
-    /// Where in the allocation the memory begins, in bytes.
+    /// The offset of the memory in the allocation, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The size of the memory, in bytes: never zero.
+    /// The size of the memory, in bytes, which is never zero.
     pub fn size_in_bytes(&self) -> u64 {
         self.bytes
     }
@@ -178,7 +182,7 @@ impl IpcHandle {
         bytes
     }
 
-    /// The handle of such bytes. Whether there is memory behind it is seen when it is opened.
+    /// The handle of such bytes. Only an opening finds out whether there is memory behind it.
     ///
     /// ```
     /// use aquifer::{ErrorKind, ipc::{IpcExport, IpcHandle}};
@@ -189,8 +193,9 @@ impl IpcHandle {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for bytes that are no handle: cut
-    /// short, of another version of the format, or of a range that ends past any memory.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for bytes that
+    /// are no handle. They may be cut short, of another version of the format, or of a
+    /// range that ends past any memory.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let Ok(bytes) = <&[u8; Self::SIZE]>::try_from(bytes) else {
             let got = Count(bytes.len(), "byte");
@@ -261,7 +266,7 @@ impl fmt::Display for IpcHandle {
     }
 }
 
-/// Without what the driver says, which means nothing to a reader.
+/// Leaves out the driver's data, which means nothing to a reader.
 impl fmt::Debug for IpcHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IpcHandle")

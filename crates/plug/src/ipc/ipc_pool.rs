@@ -19,17 +19,18 @@ use std::any::Any;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-/// What goes with the descriptor of a pool: eight bytes that say so, the device's UUID, the process and its handle
-/// of the pool.
+/// The length of the message that goes with the descriptor of a pool. It has eight bytes that mark it,
+/// the device's UUID, the process and its handle of the pool.
 const MESSAGE: usize = 40;
 const MAGIC: &[u8; 8] = b"AQ-POOL\x01";
 const POOL: Payload = Payload { what: "a pool of the driver", sender: "IpcPool::send" };
 
-/// A pool of the driver that another process shares: its memory can be opened, and nothing allocated from it.
+/// A pool of the driver that another process shares. Its memory can be opened, but
+/// nothing can be allocated from it.
 ///
-/// The pool comes once, as a descriptor over a Unix socket; then each [`IpcHandle`] of its memory opens a vector.
-/// A handle on the pool: clones are the same one, and vectors keep it. See [`IpcHandle`] for what the two
-/// processes owe each other.
+/// The pool comes once, as a descriptor over a Unix socket. Then each [`IpcHandle`] of its
+/// memory opens a vector. Clones are the same pool, and vectors keep it. [`IpcHandle`] says
+/// what the two processes owe each other.
 ///
 /// ```
 /// # #[cfg(target_os = "linux")] {
@@ -82,11 +83,13 @@ impl Drop for ImportedPool {
 
 impl IpcPool {
     /// Sends a [shareable](crate::mr::AsyncOptions::shareable) pool to the process at the other end of a socket, which
-    /// takes it by [`receive`](Self::receive). Before any handle of the pool's memory. [`IpcPool`] has an example.
+    /// takes it by [`receive`](Self::receive). Send it before any handle of the pool's memory.
+    /// [`IpcPool`] has an example.
     ///
     /// # Errors
     ///
-    /// Those of [`AsyncResource::export`]; [`ErrorKind::Io`](crate::ErrorKind::Io) if the socket fails.
+    /// The errors of [`AsyncResource::export`], and
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the socket fails.
     pub fn send(pool: &AsyncResource, socket: &UnixStream) -> Result<()> {
         not_forked("a pool for another process")?;
         let descriptor = pool.export()?;
@@ -104,10 +107,11 @@ impl IpcPool {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the socket fails or something else comes;
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if the pool is of another device;
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a simulated device of another process; those of
-    /// the driver.
+    /// - [`ErrorKind::Io`](crate::ErrorKind::Io) if the socket fails or something else comes.
+    /// - [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if the pool is of another device.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a simulated
+    ///   device of another process.
+    /// - The errors of the driver.
     pub fn receive(device: &Device, socket: &UnixStream) -> Result<Self> {
         not_forked("a pool of another process")?;
         let (message, descriptor) = receive_descriptor::<MESSAGE>(socket, MAGIC, &POOL)?;
@@ -125,8 +129,8 @@ impl IpcPool {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a descriptor that is no pool's; those
-    /// of the driver.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a descriptor that is no
+    /// pool's, and the errors of the driver.
     ///
     /// ```
     /// use aquifer::{Device, ErrorKind, ipc::IpcPool, sim::SimConfig};
@@ -166,12 +170,13 @@ impl IpcPool {
         &self.imported.device
     }
 
-    /// A vector in the memory of another process, at home on `stream`. Dropped, it waits for `stream` and closes the
-    /// memory. As [`IpcHandle::open`]; [`IpcPool`] has an example.
+    /// A vector in the memory of another process, at home on `stream`. Its drop waits for `stream` and
+    /// closes the memory. The rest is as for [`IpcHandle::open`]. [`IpcPool`] has an example.
     ///
     /// # Errors
     ///
-    /// As [`IpcHandle::open`]; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a handle of
+    /// The errors of [`IpcHandle::open`], and
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a handle of
     /// another pool, and of plain memory.
     ///
     /// # Safety
@@ -191,11 +196,11 @@ impl IpcPool {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open); those of an allocation and a copy.
+    /// The errors of [`open`](Self::open), and of an allocation and a copy.
     ///
     /// # Safety
     ///
-    /// As [`open`](Self::open), until this returns.
+    /// The conditions of [`open`](Self::open) hold until this returns.
     #[track_caller]
     pub unsafe fn copy_to<T: Pod>(
         &self,
@@ -208,7 +213,8 @@ impl IpcPool {
         unsafe { copy(handle, self.device(), stream, Source::Pool(self.imported.raw, &keep)) }
     }
 
-    /// An error unless a handle is of this pool, as far as that is known. The pool, to be kept by an opening.
+    /// An error unless a handle is of this pool, as far as that is known. Returns the
+    /// pool, to be kept by an opening.
     fn check(&self, handle: &IpcHandle) -> Result<Arc<dyn Any + Send + Sync>> {
         handle.require_kind(IpcKind::Pool)?;
         let is_ours =

@@ -1,4 +1,5 @@
-//! Vectors in mapped memory, which go to another process over a socket: a descriptor for each handle behind them.
+//! Vectors in mapped memory, which go to another process over a socket, with a
+//! descriptor for each handle behind them.
 
 use super::export::{begin, sharing};
 use super::memory::{Opened, require_uuid, require_whole, vector};
@@ -19,22 +20,27 @@ use std::os::unix::net::UnixStream;
 
 const PAYLOAD: Payload = Payload { what: "mapped memory", sender: "IpcExport::send_to" };
 
-/// Waits for a vector that another process sends by [`IpcExport::send_to`](crate::ipc::IpcExport::send_to), and maps its memory: a vector at home
-/// on `stream`. Dropped, it waits for `stream` and unmaps the memory. It cannot grow.
+/// Waits for a vector that another process sends by
+/// [`IpcExport::send_to`](crate::ipc::IpcExport::send_to), and maps its memory. The result is a vector
+/// at home on `stream`, which cannot grow. Its drop waits for `stream` and unmaps the memory.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Io`] if the socket fails or something else comes; [`ErrorKind::WrongDevice`] if the memory is of
-/// another device than `stream`; [`ErrorKind::Unsupported`] for a simulated device of another process;
-/// [`ErrorKind::LengthMismatch`] if the bytes are no whole number of `T`s; [`ErrorKind::InvalidArgument`] for a `T`
-/// that does not fit its place; those of the driver. After an error the rest of the message may be on its way: close the
-/// socket.
+/// - [`ErrorKind::Io`] if the socket fails or something else comes.
+/// - [`ErrorKind::WrongDevice`] if the memory is of another device than `stream`.
+/// - [`ErrorKind::Unsupported`] for a simulated device of another process.
+/// - [`ErrorKind::LengthMismatch`] if the bytes are no whole number of `T`s.
+/// - [`ErrorKind::InvalidArgument`] for a `T` that does not fit its place.
+/// - The errors of the driver.
+///
+/// After an error the rest of the message may be on its way, so close the socket.
 ///
 /// # Safety
 ///
-/// What comes was sent by `send_to`. Until the vector is dropped its sender keeps the memory, and no two accesses from
-/// different processes touch the same bytes at once if one of them writes: each process waits for its own work before it tells
-/// the other to go on. The simulated device does not check this.
+/// The message was sent by `send_to`. Until the vector is dropped its sender keeps the memory.
+/// In that time no two accesses from different processes touch the same bytes at once if one of
+/// them writes. Each process waits for its own work before it tells the other to go on. The
+/// simulated device does not check this.
 #[track_caller]
 pub unsafe fn receive<T: Pod>(stream: &Stream, socket: &UnixStream) -> Result<DeviceVec<T>> {
     let _site = CallSite::enter();
@@ -133,16 +139,16 @@ fn receive_handles(device: &Device, socket: &UnixStream) -> Result<(Message, Imp
     }
 }
 
-/// What goes with each descriptor.
+/// The message that goes with each descriptor.
 #[derive(Clone, Copy)]
 struct Message {
     uuid: [u8; 16],
     process: u32,
-    /// Where in the first handle the memory begins.
+    /// The offset of the memory in the first handle.
     offset: u64,
-    /// Of the memory. Not zero.
+    /// The size of the memory. It is not zero.
     bytes: u64,
-    /// How many there are.
+    /// The number of handles.
     handles: u64,
     /// The number of this vector's messages, in its process.
     sending: u64,
@@ -184,7 +190,7 @@ impl Message {
         Self { uuid, process: process as u32, offset, bytes, handles, sending, index, handle_bytes }
     }
 
-    /// Handles are mapped to an address that is aligned so, and the offset says all.
+    /// Checks the offset alone, since handles are mapped to an address that is aligned so.
     fn require_aligned(&self, alignment: usize) -> Result<()> {
         ensure!(
             self.offset.is_multiple_of(alignment as u64),

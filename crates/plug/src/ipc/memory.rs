@@ -20,27 +20,31 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 
 impl IpcHandle {
-    /// A vector in the memory of another process, at home on `stream`. Dropped, it waits for `stream` and closes the
-    /// memory.
+    /// A vector in the memory of another process, at home on `stream`. Its drop waits for
+    /// `stream` and closes the memory.
     ///
-    /// The allocation behind it is opened once for all handles into it, and closed with the last vector:
-    /// [`openings`](Self::openings) counts them. The vector cannot grow, and nothing can be allocated from its
-    /// resource: to keep the elements, copy them ([`copy_to`](Self::copy_to)). CUDA opens no memory in the process
-    /// that it is of; the simulated device does there alone.
+    /// The allocation behind it is opened once for all handles into it, and closed with the last
+    /// vector. [`openings`](Self::openings) counts the vectors. A vector cannot grow, and nothing can
+    /// be allocated from its resource. To keep the elements, copy them ([`copy_to`](Self::copy_to)).
+    /// CUDA opens no memory in the process that it is of. The simulated device opens it there alone.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::WrongDevice`] if `stream` is of another device than the memory;
-    /// [`ErrorKind::Unsupported`] for a simulated device of another process; [`ErrorKind::InvalidArgument`] for
-    /// memory of a driver pool, which [`IpcPool::open`](crate::ipc::IpcPool::open) opens, for a range that is not in the
-    /// allocation, and for a `T` that does not fit its place; [`ErrorKind::LengthMismatch`] if the bytes are no
-    /// whole number of `T`s; those of the driver, for memory that is gone and in the process that exported it.
+    /// - [`ErrorKind::WrongDevice`] if `stream` is of another device than the memory.
+    /// - [`ErrorKind::Unsupported`] for a simulated device of another process.
+    /// - [`ErrorKind::InvalidArgument`] for memory of a driver pool, which
+    ///   [`IpcPool::open`](crate::ipc::IpcPool::open) opens.
+    /// - [`ErrorKind::InvalidArgument`] for a range that is not in the allocation, and for a `T`
+    ///   that does not fit its place.
+    /// - [`ErrorKind::LengthMismatch`] if the bytes are no whole number of `T`s.
+    /// - The errors of the driver, for memory that is gone and in the process that exported it.
     ///
     /// # Safety
     ///
-    /// The handle is one that its process made, unchanged. Until the vector is dropped the exporter keeps the
-    /// memory that it exported, and no two accesses from different processes touch the same bytes at once if one of
-    /// them writes: each process waits for its own work before it tells the other to go on.
+    /// The handle is one that its process made, unchanged. Until the vector is dropped the exporter
+    /// keeps the memory that it exported. In that time no two accesses from different processes
+    /// touch the same bytes at once if one of them writes. Each process waits for its own work
+    /// before it tells the other to go on.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, ipc::IpcExport, sim::SimConfig};
@@ -70,19 +74,20 @@ impl IpcHandle {
         unsafe { open(self, stream, Source::Plain) }
     }
 
-    /// Copies the memory of another process to `stream`'s device, and waits for the copy: an owned vector of the
-    /// device's current resource, which has nothing to do with the other process.
+    /// Copies the memory of another process to `stream`'s device, and waits for the
+    /// copy. The result is an owned vector of the device's current resource, which has
+    /// nothing to do with the other process.
     ///
-    /// `via` is the device of the memory, in this process; it may be `stream`'s own. The memory is open on it
-    /// during the call alone.
+    /// `via` is the device of the memory, in this process, and may be `stream`'s own. The memory is
+    /// open on it during the call alone.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open) on `via`; those of an allocation and a copy.
+    /// The errors of [`open`](Self::open) on `via`, and of an allocation and a copy.
     ///
     /// # Safety
     ///
-    /// As [`open`](Self::open), until this returns.
+    /// The conditions of [`open`](Self::open) hold until this returns.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, ipc::IpcExport, sim::SimConfig};
@@ -105,8 +110,8 @@ impl IpcHandle {
         unsafe { copy(self, via, stream, Source::Plain) }
     }
 
-    /// How many vectors of this process are in the allocation that the handle is of, on `device`. Those that were
-    /// leaked count.
+    /// The number of vectors of this process in the allocation that the handle is of, on
+    /// `device`. Leaked vectors count.
     pub fn openings(&self, device: &Device) -> usize {
         if not_forked("memory of another process").is_err() {
             return 0;
@@ -115,7 +120,7 @@ impl IpcHandle {
     }
 }
 
-/// Opens a handle, by a pool or not.
+/// Opens a handle, by a pool or without one.
 ///
 /// # Safety
 ///
@@ -174,7 +179,7 @@ pub(super) fn require_whole<T: Pod>(what: &dyn fmt::Display, bytes: u64) -> Resu
 ///
 /// # Safety
 ///
-/// The range is in what was opened, aligned for `T`. As [`IpcHandle::open`].
+/// The range is in the opened memory, aligned for `T`. The conditions of [`IpcHandle::open`] hold.
 pub(super) unsafe fn vector<T: Pod>(
     stream: &Stream,
     (address, bytes): (u64, u64),
@@ -194,7 +199,7 @@ pub(super) unsafe fn vector<T: Pod>(
     unsafe { DeviceVec::from_raw_parts(parts) }
 }
 
-/// Copies what a handle names to `stream`'s device, and closes it.
+/// Copies the memory that a handle names to `stream`'s device, and closes it.
 ///
 /// # Safety
 ///
@@ -218,7 +223,7 @@ pub(super) unsafe fn copy<T: Pod>(
 /// The target of the events.
 const IPC: &str = "aquifer::ipc";
 
-/// The address of what a handle names, in an allocation that was opened for it.
+/// The address of the memory that a handle names, in an allocation that was opened for it.
 fn place(handle: &IpcHandle, opening: &Opening, alignment: u64) -> Result<u64> {
     let range = opening.range;
     // The driver says where the allocation begins, which may be before what it opened.
@@ -279,9 +284,9 @@ pub(super) fn require_uuid(
 
 /// Memory of another process, as this one has it.
 pub(super) enum Opened {
-    /// Once for all that is opened of one allocation.
+    /// An opening that all handles into one allocation share.
     Counted(Opening),
-    /// For one vector.
+    /// Memory that is mapped for one vector.
     #[cfg(unix)]
     Mapped(ImportedMemory),
 }
@@ -289,7 +294,7 @@ pub(super) enum Opened {
 impl Opened {
     /// # Safety
     ///
-    /// No work that uses the memory by this is pending.
+    /// No work is pending that uses the memory by this opening.
     unsafe fn close(self) -> DriverResult<()> {
         match self {
             // SAFETY: the caller's contract.
@@ -306,7 +311,8 @@ struct IpcMemory {
     device: Device,
     /// The exporter, for events.
     process: u32,
-    /// Until the block comes back. A block that never does leaves the memory open: work may use it.
+    /// The opened memory, until the block comes back. A block that never does leaves the memory
+    /// open, since work may use it.
     opened: Mutex<Option<ManuallyDrop<Opened>>>,
 }
 

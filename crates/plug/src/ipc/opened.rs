@@ -27,7 +27,7 @@ struct Key {
 #[derive(Default)]
 struct Slot {
     entry: Arc<Mutex<Entry>>,
-    /// Where the allocation lies in this process, while it is open.
+    /// The place of the allocation in this process, while it is open.
     range: Option<DeviceRange>,
 }
 
@@ -46,23 +46,23 @@ struct Open {
 
 static OPENED: LazyLock<Mutex<HashMap<Key, Slot>>> = LazyLock::new(Mutex::default);
 
-/// How an allocation is opened.
+/// The way in which an allocation is opened.
 pub(super) enum Source<'a> {
     Plain,
-    /// Of an imported pool, which is kept until the opening is closed.
+    /// By an imported pool, which is kept until the opening is closed.
     #[cfg_attr(not(unix), allow(dead_code, reason = "pools come by descriptors of Unix"))]
     Pool(RawPool, &'a Arc<dyn Any + Send + Sync>),
 }
 
-/// One opening of an allocation, to be given to [`close`](Self::close). One that is forgotten stays open; it must not
-/// be dropped, which would give up its pool alone.
+/// One opening of an allocation, to be given to [`close`](Self::close). One that is forgotten stays
+/// open. It must not be dropped, which would give up its pool alone.
 pub(super) struct Opening {
     key: Key,
     device: Device,
     entry: Arc<Mutex<Entry>>,
     /// The allocation, in this process.
     pub(super) range: DeviceRange,
-    /// Where the driver put what the handle names.
+    /// The address where the driver put the memory that the handle names.
     pub(super) base: DeviceAddress,
     _pool: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -181,7 +181,7 @@ pub(super) fn is_inside(device: &Device, address: DeviceAddress) -> bool {
     })
 }
 
-/// How many openings of an allocation `device` has.
+/// The number of openings of an allocation that `device` has.
 pub(super) fn count(device: &Device, kind: IpcKind, exported: &IpcBytes) -> usize {
     let key = device.key();
     let is_it =

@@ -21,15 +21,15 @@ const SEND: SendFlags = SendFlags::NOSIGNAL;
 #[cfg(target_vendor = "apple")]
 const SEND: SendFlags = SendFlags::empty();
 
-/// `MSG_CMSG_CLOEXEC`: the descriptors do not go to programs that this one starts.
+/// `MSG_CMSG_CLOEXEC`, so that the descriptors do not go to programs that this one starts.
 #[cfg(not(target_vendor = "apple"))]
 const RECEIVE: RecvFlags = RecvFlags::CMSG_CLOEXEC;
 #[cfg(target_vendor = "apple")]
 const RECEIVE: RecvFlags = RecvFlags::empty();
 
-/// What goes over a socket, for messages.
+/// The thing that goes over a socket, for messages.
 pub(super) struct Payload {
-    /// With its article.
+    /// Its name, with the article.
     pub(super) what: &'static str,
     /// The function by which the other process sends it.
     pub(super) sender: &'static str,
@@ -62,8 +62,8 @@ pub(super) fn send_descriptor<const N: usize>(
     }
 }
 
-/// Waits for a message with one descriptor that begins with `magic`. Bytes that begin otherwise are refused when they
-/// come: the sender may send no more, and keep the socket open.
+/// Waits for a message with one descriptor that begins with `magic`. Bytes that begin otherwise are
+/// refused when they come, since the sender may send no more, and keep the socket open.
 pub(super) fn receive_descriptor<const N: usize>(
     socket: &UnixStream,
     magic: &[u8],
@@ -107,7 +107,7 @@ pub(super) fn receive_descriptor<const N: usize>(
     }
 }
 
-/// Where a flag of the call does not say so already.
+/// Sets the flag where a flag of the call does not do so already.
 fn close_on_exec(descriptor: &OwnedFd) {
     if cfg!(target_vendor = "apple") {
         let _ = rustix::io::fcntl_setfd(descriptor.as_fd(), rustix::io::FdFlags::CLOEXEC);

@@ -44,9 +44,10 @@ impl StackText {
     ///
     /// # Errors
     ///
-    /// Those of the builders, and of asking the device for its memory where the text has a part of it. Each
-    /// names the resource or the adaptor and its column in the text as it was written, and has a
-    /// [`StackTextError`](crate::mr::StackTextError) as its source where no call of the driver failed.
+    /// The errors of the builders, and of asking the device for its memory where the text has a part
+    /// of it. Each error names the resource or the adaptor and its column in the text as it was
+    /// written. Where no call of the driver failed, the error's source is a
+    /// [`StackTextError`](crate::mr::StackTextError).
     pub fn build(&self, device: &Device) -> Result<ResourceStack> {
         let Layers { first, others } = self.layers();
         let options = Options { layer: first, device };
@@ -68,8 +69,8 @@ impl StackText {
 }
 
 impl ResourceStack {
-    /// The stack with more resources and adaptors around it, from the inside out: `pool(max=1GiB) | statistics`. The
-    /// methods of what this returns reach what is inside of this one, too.
+    /// The stack with more resources and adaptors around it, from the inside out, such as
+    /// `pool(max=1GiB) | statistics`. The methods of the returned stack also reach the layers of this one.
     ///
     /// ```
     /// use aquifer::{Device, mr::StackText};
@@ -84,12 +85,13 @@ impl ResourceStack {
     ///
     /// # Errors
     ///
-    /// As reading a [`StackText`] and [`StackText::build`]. A stack has the same limits of length as a text.
+    /// The errors of reading a [`StackText`] and of [`StackText::build`]. A stack has the same
+    /// limits of length as a text.
     pub fn with(&self, text: &str) -> Result<Self> {
         self.with_layers(text, read_around(text)?)
     }
 
-    /// As [`with`](Self::with), [shareable](StackText::shareable).
+    /// Does the work of [`with`](Self::with), and makes the text [shareable](StackText::shareable).
     #[doc(hidden)]
     pub fn with_shareable(&self, text: &str) -> Result<Self> {
         let mut layers = read_around(text)?;
@@ -150,7 +152,7 @@ impl<'a, M> Options<'a, M> {
         }
     }
 
-    /// Bytes, for a builder that takes as many as the device's memory may have.
+    /// The bytes of an option, for a builder that takes as many as the device's memory may have.
     fn wide(&self, name: &str) -> Result<Option<u64>> {
         Ok(self.size(name)?.map(|bytes| bytes as u64))
     }

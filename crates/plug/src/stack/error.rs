@@ -1,4 +1,4 @@
-//! What is wrong with the text of a stack, and where.
+//! The errors of the text of a stack, with their places.
 
 use crate::error::{Error, ErrorKind};
 use std::borrow::Cow;
@@ -8,13 +8,13 @@ use std::ops::Range;
 /// Characters of a line that an error shows at most.
 const SHOWN: usize = 72;
 
-/// Of these, those before the place.
+/// The characters of these before the place.
 const SHOWN_BEFORE: usize = 40;
 
 /// Characters of a word that an error repeats at most.
 const SHOWN_OF_WORD: usize = 32;
 
-/// Where the text of a stack is wrong, and how: the source of the [`Error`] of
+/// The place where the text of a stack is wrong, and the problem. It is the source of the [`Error`] of
 /// [`StackText`](crate::mr::StackText).
 ///
 /// [`Display`](fmt::Display) has the column, the problem, the line of the text, and a caret below the place.
@@ -51,12 +51,12 @@ struct Excerpt {
 
 impl StackTextError {
     /// The column of the first character that is wrong, counted in characters of the whole text, lines
-    /// included, from 1. One more than the text has if something is missing at its end.
+    /// included, from 1. It is one more than the text has if something is missing at its end.
     pub fn column(&self) -> usize {
         self.column
     }
 
-    /// What is wrong, without the place and the text.
+    /// The problem, without the place and the text.
     pub fn problem(&self) -> &str {
         &self.problem
     }
@@ -124,7 +124,7 @@ pub(super) fn locate(text: &str, at: Range<usize>, problem: String) -> StackText
     StackTextError { column, problem, excerpt }
 }
 
-/// A word of a user as errors repeat it: in quotes, shortened, without control characters.
+/// A word of a user as errors repeat it, which is in quotes, shortened, and without control characters.
 pub(super) fn shown(word: &str) -> String {
     match word.char_indices().nth(SHOWN_OF_WORD) {
         Some((end, _)) => format!("{:?}...", &word[..end]),
@@ -132,7 +132,7 @@ pub(super) fn shown(word: &str) -> String {
     }
 }
 
-/// The one of `known` that `word` may have been meant for.
+/// The word of `known` that `word` may have been meant for.
 pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if word.chars().nth(SHOWN_OF_WORD).is_some() {
         return None;

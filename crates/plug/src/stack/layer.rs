@@ -4,7 +4,8 @@ use super::names::{LayerKind, Over, Source};
 use super::value::Value;
 use std::ops::Range;
 
-/// All of a text, from the inside out: a text has at most one upstream for each resource, so it is a row.
+/// All layers of a text, from the inside out. A text has at most one upstream for each
+/// resource, so it is a row.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Layers {
     pub(super) first: Layer<Source>,
@@ -15,9 +16,9 @@ pub(super) struct Layers {
 #[derive(Clone)]
 pub(super) struct Layer<M> {
     pub(super) kind: &'static LayerKind,
-    /// Which it is: that of `kind`.
+    /// The resource or adaptor that it is, which is that of `kind`.
     pub(super) make: M,
-    /// Where its name stands, in bytes of the text. For an upstream that was left out, the name of the
+    /// The place of its name, in bytes of the text. For an upstream that was left out, the name of the
     /// resource over it.
     pub(super) at: Range<usize>,
     /// Values with the indices of their options, in the order of these.
@@ -33,7 +34,7 @@ impl<M> Layer<M> {
 }
 
 impl Layer<Over> {
-    /// Has a pool over plain memory take blocks, where nothing else is said.
+    /// Has a pool over plain memory take blocks, unless the text says otherwise.
     pub(super) fn make_shareable(&mut self) {
         if self.make == Over::Pool
             && self.value("handles").is_none()
@@ -45,7 +46,7 @@ impl Layer<Over> {
     }
 }
 
-/// Wherever they stand.
+/// Equal layers may stand at different places.
 impl<M> PartialEq for Layer<M> {
     fn eq(&self, other: &Self) -> bool {
         self.kind == other.kind && self.values == other.values

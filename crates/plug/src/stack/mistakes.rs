@@ -1,4 +1,4 @@
-//! What the errors of the grammar say.
+//! The texts of the grammar's errors.
 
 use super::error::{Problem, nearest, shown};
 use super::names::{Given, LAYERS, LayerKind, OptionKind, Place};
@@ -6,7 +6,7 @@ use super::token::Token;
 use super::value::list;
 use std::ops::Range;
 
-/// What belongs where a name stands.
+/// The word for the thing that belongs where a name stands.
 fn wanted(adaptor: bool) -> &'static str {
     if adaptor { "adaptor" } else { "resource" }
 }
@@ -54,14 +54,14 @@ pub(super) fn wrong_place(kind: &LayerKind, at: Range<usize>) -> Problem {
     }
 }
 
-/// A stack is given to what is to be over one that is there.
+/// A stack is given to a layer that is to be over one that is there.
 pub(super) fn upstream_is_there(kind: &LayerKind, at: Range<usize>) -> Problem {
     let name = kind.name;
     let what = format!("`{name}` is given an upstream, and is to be over a stack that is there");
     Problem::new(at, what, format!("write {name}, and in parentheses its options alone"))
 }
 
-/// A stack is given to what takes no upstream in parentheses.
+/// A stack is given to a layer that takes no upstream in parentheses.
 pub(super) fn no_upstream(kind: &LayerKind, upstream: &LayerKind, at: Range<usize>) -> Problem {
     let (name, other) = (kind.name, upstream.name);
     let what = format!("`{name}` is given the upstream `{other}`, and takes none in parentheses");
@@ -92,7 +92,7 @@ pub(super) fn unknown_option(kind: &LayerKind, word: &str, at: Range<usize>) -> 
     Problem::new(at, what, advice)
 }
 
-/// A value without a name is given to what takes none.
+/// A value without a name is given to a layer that takes none.
 pub(super) fn no_place(kind: &LayerKind, token: &Token<'_>, at: Range<usize>) -> Problem {
     let (name, is_all) = (kind.name, kind.by_place().next().is_some());
     let (what, advice) = match token {
@@ -113,7 +113,7 @@ pub(super) fn no_place(kind: &LayerKind, token: &Token<'_>, at: Range<usize>) ->
     Problem::new(at, what, advice)
 }
 
-/// What `kind` takes.
+/// The options that `kind` takes.
 fn options(kind: &LayerKind) -> String {
     let shown = |option: &OptionKind| {
         let name = option.name;

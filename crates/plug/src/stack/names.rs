@@ -1,6 +1,6 @@
 //! The resources and adaptors that a text can name, and their options.
 //!
-//! The names are those of the builders' methods; `build` hands each value to the method of its name.
+//! The names are those of the builders' methods, and `build` hands each value to the method of its name.
 
 /// One of [`LAYERS`].
 #[derive(Debug, PartialEq, Eq)]
@@ -11,18 +11,18 @@ pub(super) struct LayerKind {
     pub(super) options: &'static [OptionKind],
 }
 
-/// Where in a text a name stands.
+/// The place of a name in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// Innermost, over no other.
     Source,
-    /// Around its upstream: `pool(cuda)`.
+    /// Around its upstream, as in `pool(cuda)`.
     Around,
-    /// After a bar: `cuda | limiting(1GiB)`.
+    /// After a bar, as in `cuda | limiting(1GiB)`.
     Adaptor,
 }
 
-/// Which resource or adaptor it is.
+/// The resource or adaptor that a name means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Make {
     Source(Source),
@@ -66,18 +66,18 @@ pub(super) struct OptionKind {
     pub(super) given: Given,
 }
 
-/// How an option is given.
+/// The way to give an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Given {
     /// By its name, or not at all.
     ByName,
-    /// Without its name, too: the values without names are these options, in their order.
+    /// Without its name, too. The values without names are these options, in their order.
     ByPlace,
     /// As `ByPlace`, and never left out.
     Always,
 }
 
-/// What an option's value is.
+/// The kind of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueKind {
     /// Bytes.

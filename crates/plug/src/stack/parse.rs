@@ -14,14 +14,15 @@ use std::ops::Range;
 /// Bytes of a text at most. The canonical text of any other has less.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Bytes of a value at most: as many as Linux takes in a path.
+/// Bytes of a value at most, as many as Linux takes in a path.
 const MAX_VALUE: usize = 4096;
 
 /// Resources and adaptors of a text at most. Each call goes through all of them, one inside of the other.
 const MAX_LAYERS: usize = 32;
 
-/// Of these, resources around another. A pool that is about to refuse a request asks its upstream four times:
-/// with each more around it, all below are asked four times as often.
+/// The most of these that are resources around another. A pool that is about to refuse a
+/// request asks its upstream four times. So each further pool around it makes the
+/// requests to all below four times as many.
 const MAX_AROUND: usize = 4;
 
 /// Reads a whole text.
@@ -38,7 +39,8 @@ pub(super) fn stack(text: &str) -> Result<Layers, Problem> {
     }
 }
 
-/// Reads resources and adaptors that go around a stack which is there: `pool(max=1GiB) | statistics`.
+/// Reads resources and adaptors that go around a stack which is there, such as
+/// `pool(max=1GiB) | statistics`.
 pub(super) fn around(text: &str) -> Result<Vec<Layer<Over>>, Problem> {
     let mut parser = Parser::new(text)?;
     let mut layers = Vec::new();
@@ -57,18 +59,18 @@ pub(super) fn around(text: &str) -> Result<Vec<Layer<Over>>, Problem> {
 
 struct Parser<'a> {
     tokens: Tokens<'a>,
-    /// Those begun so far.
+    /// The layers begun so far.
     layers: usize,
-    /// Of these, the resources around another: each level of the recursion has one.
+    /// The number of these that are resources around another. Each level of the recursion has one.
     around: usize,
 }
 
 /// A layer while its arguments are read.
 struct Arguments {
     kind: &'static LayerKind,
-    /// Where the layer's name stands.
+    /// The place of the layer's name.
     at: Range<usize>,
-    /// Where its parenthesis stands.
+    /// The place of its parenthesis.
     open: Range<usize>,
     upstream: Option<Layers>,
     values: Vec<(usize, Value)>,
@@ -244,7 +246,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Reads the value of an option. `at` is where the option's name stands, or the value without one.
+    /// Reads the value of an option. `at` is the place of the option's name, or of the value without one.
     fn value(
         &mut self,
         arguments: &mut Arguments,

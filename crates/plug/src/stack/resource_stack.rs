@@ -18,12 +18,12 @@ use aquifer_mr::{ArenaResource, AsyncResource, BinningResource, FixedSizeResourc
 pub(super) type AnyResource = Arc<dyn DeviceResource>;
 
 /// A stack of resources by a text, from [`StackText::build`], or around any other resource, from
-/// [`compose`](ResourceStack::compose). A resource itself: its outermost one.
+/// [`compose`](ResourceStack::compose). As a resource it is its outermost one.
 ///
-/// A handle: clones are the same stack. A call costs one dynamic call for each resource and adaptor of the
+/// Clones are the same stack. A call costs one dynamic call for each resource and adaptor of the
 /// text. A container keeps the outermost resource alone, and with it all that is below.
 ///
-/// The methods reach what is inside. Of two adaptors or pools of a kind they mean the outer one.
+/// The methods reach the layers inside. Of two adaptors or pools of a kind they mean the outer one.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, mr::StackText};
@@ -43,23 +43,23 @@ pub(super) type AnyResource = Arc<dyn DeviceResource>;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 pub struct ResourceStack {
-    /// The outermost. Apart from `inside`, so that a call loads one pointer.
+    /// The outermost resource. It is apart from `inside`, so that a call loads one pointer.
     resource: AnyResource,
     inside: Arc<Inside>,
 }
 
 struct Inside {
     text: Option<StackText>,
-    /// What has methods of its own, from the outermost inwards.
+    /// The layers that have methods of their own, from the outermost inwards.
     layers: Vec<Built>,
-    /// How many of these are not those of a stack that this one is over.
+    /// The number of these that do not belong to a stack that this one is over.
     own: usize,
 }
 
 /// A resource or an adaptor of a stack.
 #[derive(Clone)]
 pub(super) enum Built {
-    /// One without methods that a stack passes on.
+    /// A layer without methods that a stack passes on.
     Plain(AnyResource),
     Async(Arc<AsyncResource>),
     Pinned(PinnedResource),
@@ -118,7 +118,7 @@ impl Built {
         }
     }
 
-    /// The bytes that went to what is below, or `None` if this keeps no free memory, or gives none back.
+    /// The bytes that went to the layer below, or `None` if this keeps no free memory, or gives none back.
     fn trim(&self, keep: usize) -> Option<Result<usize>> {
         match self {
             Self::Pool(pool) => Some(pool.trim(keep)),
@@ -129,7 +129,7 @@ impl Built {
         }
     }
 
-    /// As [`trim`](Self::trim), behind a wait.
+    /// Does the work of [`trim`](Self::trim), after a wait.
     fn wait_and_trim(&self, keep: usize) -> Option<Result<usize>> {
         match self {
             Self::Pool(pool) => Some(pool.wait_and_trim(keep)),
@@ -152,7 +152,7 @@ impl ResourceStack {
         Self::over(text, resource, layers, &[])
     }
 
-    /// As [`new`](Self::new), over other stacks.
+    /// A stack as of [`new`](Self::new), over other stacks.
     pub(super) fn over(
         text: Option<StackText>,
         resource: AnyResource,
@@ -173,8 +173,8 @@ impl ResourceStack {
         Self { resource, inside: Arc::new(Inside { text, layers, own }) }
     }
 
-    /// A stack whose outermost resource is `resource`, of any kind, which is over those of `upstreams`. The methods reach
-    /// what is inside of these, in their order.
+    /// A stack whose outermost resource is `resource`, of any kind, which is over those of
+    /// `upstreams`. The methods reach the layers of these, in their order.
     ///
     /// ```
     /// use aquifer::{Device, mr::{BinningResource, ResourceStack, StackText}};
@@ -221,22 +221,22 @@ impl ResourceStack {
         self.statistics().map(StatisticsAdaptor::counters)
     }
 
-    /// The outermost `statistics`: its counters, and scopes of a thread.
+    /// The outermost `statistics`, with its counters, and scopes of a thread.
     pub fn statistics(&self) -> Option<&StatisticsAdaptor<Arc<dyn DeviceResource>>> {
         self.find(|layer| if let Built::Statistics(it) = layer { Some(it) } else { None })
     }
 
-    /// The outermost `tracking`: what is outstanding, and its report.
+    /// The outermost `tracking`, with the outstanding allocations, and its report.
     pub fn tracking(&self) -> Option<&TrackingAdaptor<Arc<dyn DeviceResource>>> {
         self.find(|layer| if let Built::Tracking(it) = layer { Some(it) } else { None })
     }
 
-    /// The outermost `limiting`: what is left of its limit.
+    /// The outermost `limiting`, which tells the rest of its limit.
     pub fn limiting(&self) -> Option<&LimitingAdaptor<Arc<dyn DeviceResource>>> {
         self.find(|layer| if let Built::Limiting(it) = layer { Some(it) } else { None })
     }
 
-    /// The outermost `checked`: how many misuses it has reported.
+    /// The outermost `checked`, with the number of misuses that it has reported.
     pub fn checked(&self) -> Option<&CheckedAdaptor<Arc<dyn DeviceResource>>> {
         self.find(|layer| if let Built::Checked(it) = layer { Some(it) } else { None })
     }
@@ -246,15 +246,16 @@ impl ResourceStack {
         self.find(|layer| if let Built::Pool(it) = layer { Some(it) } else { None })
     }
 
-    /// What the outermost pool holds and what it did: of a `pool`, a `fixed_size`, an `arena` or a
-    /// `pinned_pool`, or `None` without one. A `pinned_pool` does not count blocks, streams, misses, steals
-    /// and waits, which are 0; its records are its fences, and its free memory may still wait for the device.
+    /// The statistics of the outermost `pool`, `fixed_size`, `arena` or `pinned_pool`, or `None`
+    /// without one. A `pinned_pool` does not count blocks, streams, misses, steals and waits, which
+    /// are 0. Its records are its fences. Its free memory may still wait for the device.
     pub fn pool_statistics(&self) -> Option<PoolStatistics> {
         self.find(Built::pool_statistics)
     }
 
-    /// Gives free memory back at once, as far as the device is past it: each pool, from the outermost inwards, until it has
-    /// `keep` bytes reserved, those in use among them. Returns the bytes that the innermost pool gave back to the
+    /// Has each pool, from the outermost inwards, give free memory back at once, as far
+    /// as the device is past it. Each stops when it has `keep` bytes reserved, those in
+    /// use among them. Returns the bytes that the innermost pool gave back to the
     /// driver, or to the resource that it is over. Waits for no work of the device.
     ///
     /// Pools are `pool`, `fixed_size`, `binning` with its fixed-size bins, `async` and `async_default`. An `arena` keeps its
@@ -262,23 +263,24 @@ impl ResourceStack {
     ///
     /// # Errors
     ///
-    /// The first error of a pool, where the innermost one gave nothing back: those of
-    /// [`PoolResource::trim`] and [`AsyncResource::trim`]. A pool that fails does not
-    /// keep those below it from giving back what they have.
+    /// The first error of a pool, where the innermost one gave nothing back. Errors are those of
+    /// [`PoolResource::trim`] and [`AsyncResource::trim`]. A pool that fails does not keep those below
+    /// it from giving their memory back.
     #[track_caller]
     pub fn trim(&self, keep: usize) -> Result<usize> {
         self.trim_layers(|layer| layer.trim(keep))
     }
 
-    /// Waits for the streams that freed memory, and of page-locked memory for the device, and gives free memory back as
-    /// [`trim`](Self::trim) does.
+    /// Waits for the streams that freed memory, or for the device if the memory is page-locked. Then
+    /// gives free memory back as [`trim`](Self::trim) does.
     ///
-    /// Beside the pools of that, a `pinned_pool` gives back all that it can or nothing, and `pinned` unpins what was
-    /// freed, and counts nothing.
+    /// Beside the pools of `trim`, a `pinned_pool` gives back all that it can or nothing. `pinned`
+    /// unpins the memory that was freed, and counts nothing.
     ///
     /// # Errors
     ///
-    /// As [`trim`](Self::trim): those of [`PoolResource::wait_and_trim`], [`AsyncResource::trim`] and [`PinnedPool::trim`].
+    /// The first error of a pool, as for [`trim`](Self::trim). Errors are those of
+    /// [`PoolResource::wait_and_trim`], [`AsyncResource::trim`] and [`PinnedPool::trim`].
     #[track_caller]
     pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
         self.trim_layers(|layer| layer.wait_and_trim(keep))
@@ -325,7 +327,7 @@ unsafe impl DeviceResource for ResourceStack {
         self.resource.device()
     }
 
-    /// The outermost resource itself: a container's calls do not go by way of the stack.
+    /// The outermost resource itself, so a container's calls do not go by way of the stack.
     fn into_shared(self) -> Arc<dyn DeviceResource> {
         self.resource
     }

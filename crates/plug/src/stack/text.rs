@@ -10,12 +10,13 @@ use crate::sync::Arc;
 use std::fmt;
 use std::str::FromStr;
 
-/// A stack of resources as a short text, read and checked:
+/// A stack of resources as a short text, read and checked, such as
 /// `pool(cuda, initial=1GiB, max=80%) | limiting(40GiB) | statistics | logging(file)`.
 ///
-/// [`parse`](str::parse) reads it, [`from_env`](Self::from_env) the variable `AQUIFER_STACK`, and
-/// [`build`](Self::build) makes the resources. [`Display`](fmt::Display) writes the canonical text: long
-/// names, in the order of the tables below, with every upstream. Two texts are equal if their canonical
+/// [`parse`](str::parse) reads a text, and [`from_env`](Self::from_env) reads the
+/// variable `AQUIFER_STACK`. [`build`](Self::build) makes the resources.
+/// [`Display`](fmt::Display) writes the canonical text, with long names, in the order
+/// of the tables below, with every upstream. Two texts are equal if their canonical
 /// texts are.
 ///
 /// ```
@@ -42,15 +43,17 @@ use std::str::FromStr;
 /// value    = word | '"' text '"'
 /// ```
 ///
-/// The resource is innermost, and each adaptor is around all that stands before it. The argument that is a
-/// stack is a resource's upstream; without one it is `cuda`. White space between words and marks is free. A
+/// The resource is innermost, and each adaptor is around all that stands before it. The argument that is a stack is a
+/// resource's upstream. Without one the upstream is `cuda`. White space between words and marks is free. A
 /// word is any characters but white space and `( ) , | = "`. Any value may be in quotes, where `\"` and `\\`
 /// are a quote and a backslash. Names are in small letters.
 ///
-/// A text is a tree without names for its parts, so it has no circles. It has at most 32 resources and
-/// adaptors, of which 4 are resources with an upstream, 1 048 576 bytes, and 4096 bytes in a value. Closures have no text: [`CallbackResource`](crate::mr::CallbackResource),
-/// [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor), a bin's own resource and a handler of misuses
-/// are for programs alone.
+/// A text is a tree without names for its parts, so it has no circles. It has at most 32 resources
+/// and adaptors, of which 4 are resources with an upstream. It has at most 1 048 576 bytes, and
+/// 4096 bytes in a value. Closures have no text. So
+/// [`CallbackResource`](crate::mr::CallbackResource),
+/// [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor), a bin's own resource and a
+/// handler of misuses are for programs alone.
 ///
 /// # Resources
 ///
@@ -85,8 +88,8 @@ use std::str::FromStr;
 /// | `traced` | [`TracedAdaptor`](crate::mr::TracedAdaptor) | |
 /// | `tracking` | [`TrackingAdaptor`](crate::mr::TrackingAdaptor) | `capture_backtraces`: switch |
 ///
-/// `alignment` and `threshold_bytes` of `aligned`, `limit` of `limiting` and `path` of `logging` need no name,
-/// in this order: `aligned(4KiB, 64KiB)`. Every other option does.
+/// `alignment` and `threshold_bytes` of `aligned`, `limit` of `limiting` and `path` of `logging` need
+/// no name, in this order. An example is `aligned(4KiB, 64KiB)`. Every other option needs its name.
 ///
 /// # Values
 ///
@@ -112,7 +115,7 @@ use std::str::FromStr;
 /// ```
 #[derive(Clone)]
 pub struct StackText {
-    /// As it was written, for the columns of later errors.
+    /// The text as it was written, for the columns of later errors.
     source: Arc<str>,
     layers: Layers,
 }

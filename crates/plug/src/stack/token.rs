@@ -17,7 +17,7 @@ pub(super) enum Token<'a> {
 }
 
 impl Token<'_> {
-    /// What an error says of it where something else was expected.
+    /// The words of an error for it, where something else was expected.
     pub(super) fn found(&self) -> String {
         match self {
             Self::End => "the text ends here".into(),
@@ -26,7 +26,7 @@ impl Token<'_> {
     }
 }
 
-/// As errors name it.
+/// The name of the token in errors.
 impl fmt::Display for Token<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -22,7 +22,7 @@ pub(super) enum Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part(u64);
 
-/// All of the device's memory: 100 % with six digits after the point.
+/// All of the device's memory, which is 100 % with six digits after the point.
 const WHOLE: u64 = 100_000_000;
 
 const PART_DIGITS: u32 = 6;
@@ -52,7 +52,7 @@ const SIZE_ADVICE: &str =
 const MEMORY_ADVICE: &str = "write bytes, as 4096, a number with a unit, as 512MiB or 1.5GiB, or a \
                              part of the device's memory, as 80%, without sign or exponent";
 
-/// What is wrong with a value, and what to do about it.
+/// The problem of a value, and the advice about it.
 pub(super) type WrongValue = (String, Cow<'static, str>);
 
 impl Value {

@@ -31,8 +31,8 @@ pub enum MisuseKind {
     /// The block was freed on another stream than it was allocated on, with
     /// [`require_same_stream`](crate::mr::CheckedOptions::require_same_stream).
     WrongStream,
-    /// The upstream handed out an address that was not freed here: it was freed past the adaptor, or
-    /// the upstream is broken.
+    /// The upstream handed out an address that was not freed here. It was freed past the
+    /// adaptor, or the upstream is broken.
     HandedOutTwice,
 }
 
@@ -44,7 +44,7 @@ impl MisuseKind {
     }
 }
 
-/// One call on a block: its arguments, thread and time.
+/// One call on a block, with its arguments, thread and time.
 ///
 /// ```
 /// use aquifer::mr::BlockUse;
@@ -100,9 +100,9 @@ impl fmt::Display for BlockUse {
     }
 }
 
-/// A wrong use of a block: its kind, the wrong call, and the earlier call that it contradicts.
+/// A wrong use of a block, with its kind, the wrong call, and the earlier call that it contradicts.
 ///
-/// RMM has no counterpart: its resources trust each pointer, size and stream that they get.
+/// RMM has no counterpart, since its resources trust each pointer, size and stream that they get.
 ///
 /// ```
 /// use aquifer::{
@@ -145,13 +145,16 @@ impl Misuse {
         self.kind
     }
 
-    /// The call that was wrong: a free, or for [`MisuseKind::HandedOutTwice`] an allocation.
+    /// The wrong call, which is a free, or for [`MisuseKind::HandedOutTwice`] an allocation.
     pub fn call(&self) -> &BlockUse {
         &self.call
     }
 
-    /// The earlier call: the allocation; the first free, for a [`MisuseKind::DoubleFree`]; the
-    /// allocation of the live block around the address, for a [`MisuseKind::ForeignPointer`] inside one.
+    /// The earlier call, which depends on the kind:
+    ///
+    /// - [`MisuseKind::DoubleFree`] has the first free.
+    /// - [`MisuseKind::ForeignPointer`] inside of a live block has the allocation of that block.
+    /// - All other kinds have the allocation of the block.
     pub fn known(&self) -> Option<&BlockUse> {
         self.known.as_ref()
     }

@@ -24,23 +24,29 @@ type Handler = Arc<dyn Fn(&Misuse) + Send + Sync>;
 /// The fill of freed blocks in builds with debug assertions.
 const POISON: u8 = 0xDD;
 
-/// Checks every free against the allocations, before the upstream sees it.
+/// A resource that checks every free against the allocations, before the upstream sees it.
 ///
-/// A free is a [`Misuse`] if the block was freed before, has another size or token, was not handed out
-/// here, or if the stream is of another device. The adaptor reports it, by a [`tracing`](https://docs.rs/tracing) error
-/// or to [`on_misuse`](CheckedOptions::on_misuse), and does not pass it on. The real block, if there is one,
-/// stays allocated and can still be freed. A free on another stream of the device is legal;
-/// [`require_same_stream`](CheckedOptions::require_same_stream) reports it too, and passes it on.
+/// A free is a [`Misuse`] in these cases:
 ///
-/// The adaptor remembers some 1024 frees in each of 16 sets of addresses: an older double free is
-/// reported as one of a foreign pointer. Once the upstream hands an address out again, a late free of
+/// - The block was freed before.
+/// - It has another size or token.
+/// - It was not handed out here.
+/// - The stream is of another device.
+///
+/// The adaptor reports a misuse, by a [`tracing`](https://docs.rs/tracing) error or to
+/// [`on_misuse`](CheckedOptions::on_misuse), and does not pass it on. The real block, if there is one,
+/// stays allocated and can still be freed. A free on another stream of the device is legal.
+/// [`require_same_stream`](CheckedOptions::require_same_stream) reports that too, and passes it on.
+///
+/// The adaptor remembers some 1024 frees in each of 16 sets of addresses. It reports an older double
+/// free as one of a foreign pointer. Once the upstream hands an address out again, a late free of
 /// the old block is found only if the size or the token differs.
 ///
-/// In builds with debug assertions a freed block is filled with `0xDD` on the freeing stream, so that
-/// a use after the free computes nonsense at once: see [`poison`](CheckedOptions::poison).
+/// In builds with debug assertions the adaptor fills a freed block with `0xDD` on the freeing stream.
+/// So a use after the free computes nonsense at once. See [`poison`](CheckedOptions::poison).
 ///
-/// A handle: clones share the table. Put it on top: pools and other adaptors trust the caller. RMM has
-/// no counterpart: its resources trust the pointer, the size and the stream.
+/// Clones of the adaptor share the table. Put it on top, since pools and other adaptors trust the
+/// caller. RMM has no counterpart, since its resources trust the pointer, the size and the stream.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource, mr::CheckedAdaptor};
@@ -96,28 +102,28 @@ pub struct CheckedOptions<U> {
 }
 
 impl<U: DeviceResource> CheckedOptions<U> {
-    /// Whether to report a free on another stream than the allocation's. It is legal, and passed on in
-    /// any case. `false` by default.
+    /// Whether to report a free on another stream than the allocation's. Such a free is legal, and
+    /// passed on in any case. The default is `false`.
     pub fn require_same_stream(mut self, require: bool) -> Self {
         self.rules.same_stream = require;
         self
     }
 
-    /// The fill of a block before it goes to the upstream, by one driver call on the freeing stream;
-    /// `None` for no fill. By default `Some(0xDD)` with debug assertions, and `None` without.
+    /// The fill of a block before it goes to the upstream, by one driver call on the freeing stream.
+    /// `None` is no fill. The default is `Some(0xDD)` with debug assertions, and `None` without.
     ///
-    /// A stream in capture gets no fill: it would become a part of the graph, and run again over a
-    /// later owner's block. A vector that was made in a capture and dropped later is filled although
-    /// the graph keeps its memory: use `None` for graphs whose launches read the results of earlier
-    /// ones there.
+    /// A stream in capture gets no fill, since it would become a part of the graph, and run again
+    /// over a later owner's block. A vector that was made in a capture and dropped later is
+    /// filled, although the graph keeps its memory. So use `None` for graphs whose launches read
+    /// the results of earlier ones there.
     pub fn poison(mut self, byte: Option<u8>) -> Self {
         self.rules.poison = byte;
         self
     }
 
-    /// Calls `handler` for each misuse, in place of the [`tracing`](https://docs.rs/tracing) error. It runs on
-    /// the thread that frees, or that allocates ([`MisuseKind::HandedOutTwice`]), with no lock held: it may use the
-    /// adaptor. Its panic is caught and logged.
+    /// Calls `handler` for each misuse, in place of the [`tracing`](https://docs.rs/tracing) error.
+    /// The handler runs on the thread that frees, or that allocates ([`MisuseKind::HandedOutTwice`]).
+    /// No lock is held, so it may use the adaptor. Its panic is caught and logged.
     pub fn on_misuse(mut self, handler: impl Fn(&Misuse) + Send + Sync + 'static) -> Self {
         self.rules.handler = Some(Arc::new(handler));
         self
@@ -185,7 +191,7 @@ impl<U: DeviceResource> CheckedState<U> {
         }
     }
 
-    /// Whether the free may reach the upstream; reports it if it is a misuse.
+    /// Whether the free may reach the upstream. Reports it if it is a misuse.
     fn allows_free(&self, stream: &Stream, block: &DeviceBlock) -> bool {
         let call = self.block_use(stream, block);
         if stream.device() != self.upstream.device() {

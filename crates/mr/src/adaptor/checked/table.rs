@@ -2,7 +2,7 @@
 //!
 //! # State table
 //!
-//! The states of an address, changed under the lock of its shard:
+//! The state of an address changes under the lock of its shard.
 //!
 //! | state | event | next state, or misuse |
 //! |---|---|---|
@@ -46,7 +46,7 @@ type Freed = Result<BlockUse, (MisuseKind, Option<BlockUse>)>;
 struct CheckedShard {
     blocks: AddressMap<u64, CheckedBlock>,
     /// Addresses and numbers of frees, oldest first. An entry is stale if its address was handed out
-    /// since: the block is then live, or has another number.
+    /// since. The block is then live, or has another number.
     freed: VecDeque<(u64, u64)>,
     frees: u64,
 }
@@ -115,7 +115,8 @@ impl CheckedTable {
         self.shards.of(address).blocks.get(&address)?.allocation().cloned()
     }
 
-    /// The allocation of the live block around this address. Searches all blocks: for reports alone.
+    /// The allocation of the live block around this address. The search goes through all
+    /// blocks, so it is for reports alone.
     fn around(&self, address: u64) -> Option<BlockUse> {
         let shards = self.shards.all();
         let mut blocks = shards.iter().flat_map(|shard| shard.blocks.values());

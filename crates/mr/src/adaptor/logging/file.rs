@@ -9,7 +9,7 @@ use std::path::Path;
 /// The writing thread owns it, and drops it after the last row.
 pub(super) struct LogFile {
     file: File,
-    /// Neither a pipe nor a device, which several logs may write.
+    /// The file is neither a pipe nor a device, which several logs may write.
     regular: bool,
 }
 
@@ -59,7 +59,7 @@ fn is_removed(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.nlink() == 0)
 }
 
-/// Never: an open file cannot be removed here.
+/// Always `false`, since an open file cannot be removed here.
 #[cfg(not(unix))]
 fn is_removed(_: &File) -> io::Result<bool> {
     Ok(false)

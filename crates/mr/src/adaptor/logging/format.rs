@@ -1,4 +1,4 @@
-//! The formats of a log: records to rows of text.
+//! The formats of a log, which turn records into rows of text.
 
 use super::location::Locations;
 use super::queue::LogQueue;
@@ -14,25 +14,31 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogFormat {
-    /// RMM's: `Thread,Time,Action,Pointer,Size,Stream`, which RMM's replay benchmark reads.
+    /// RMM's columns `Thread,Time,Action,Pointer,Size,Stream`, which RMM's replay benchmark reads.
     ///
-    /// Thread: the system's id of it. Time: `hour:minute:second.microsecond` in UTC. Action:
-    /// `allocate`, `allocate failure` or `free`. Pointer: hexadecimal with `0x`, `0x0` for a failure.
-    /// Size: bytes. Stream: [`Stream::id`](crate::Stream::id), in decimal, 0 for the legacy default
-    /// stream.
+    /// - Thread is the system's id of the thread.
+    /// - Time is `hour:minute:second.microsecond` in UTC.
+    /// - Action is `allocate`, `allocate failure` or `free`.
+    /// - Pointer is hexadecimal with `0x`, and `0x0` for a failure.
+    /// - Size is in bytes.
+    /// - Stream is the [`Stream::id`](crate::Stream::id) in decimal, and 0 for the legacy default stream.
     #[default]
     Rmm,
-    /// The twelve columns of Numba's proposal NBEP 7: `Event Type,Device ID,Address,Stream,Size
+    /// The twelve columns of Numba's proposal NBEP 7, `Event Type,Device ID,Address,Stream,Size
     /// (bytes),Free Memory,Total Memory,Current Allocs,Start,End,Elapsed,Location`.
     ///
-    /// Event Type: `Alloc`, `Alloc failure` or `Free`. Free and Total Memory: bytes, of a query of the
-    /// driver some 5 ms at most before the log's thread formatted the row, which is up to some dozen
-    /// milliseconds after the call; empty if the query failed. As the process ends there are no more
-    /// queries, and its last rows have the last answer. Current Allocs: live blocks after this row.
-    /// Start, End: seconds since the adaptor was built; Elapsed: their difference, the duration of the
-    /// upstream's call. The row of a free has neither End nor Elapsed if the free has not returned when
-    /// the log is flushed, or when 65 536 rows wait for it. Location: `file:line`, with
-    /// [`locations`](crate::mr::LoggingOptions::locations).
+    /// - Event Type is `Alloc`, `Alloc failure` or `Free`.
+    /// - Free Memory and Total Memory are bytes, or empty if the query of the driver failed. The query
+    ///   is at most some 5 ms older than the moment when the log's thread formatted the row. That is
+    ///   up to some dozen milliseconds after the call. As the process ends there are no more queries,
+    ///   and the last rows have the last answer.
+    /// - Current Allocs is the number of live blocks after this row.
+    /// - Start and End are seconds since the adaptor was built.
+    /// - Elapsed is their difference, the duration of the upstream's call.
+    /// - Location is `file:line`, with [`locations`](crate::mr::LoggingOptions::locations).
+    ///
+    /// The row of a free has neither End nor Elapsed if the free has not returned when the log is
+    /// flushed. The same holds when 65 536 rows wait for it.
     Events,
 }
 
@@ -225,8 +231,8 @@ struct MemoryColumns {
 }
 
 impl MemoryColumns {
-    /// Queries the driver again if the columns are too old. Asks for their age once between two calls of
-    /// [`RowFormat::time_passed`]: the rows between take some microseconds.
+    /// Queries the driver again if the columns are too old. It asks for their age once between two
+    /// calls of [`RowFormat::time_passed`], since the rows between take some microseconds.
     #[inline]
     fn refresh(&mut self, log: &LogQueue) {
         if std::mem::take(&mut self.unchecked) && !log.is_exiting() {
@@ -365,7 +371,7 @@ impl EventsFormat {
     }
 }
 
-/// Appends a field of CSV: in quotes if it has a comma, a quote or a line break.
+/// Appends a field of CSV, in quotes if it has a comma, a quote or a line break.
 fn push_field(text: &mut TextBuffer, field: &str) {
     if !field.contains([',', '"', '\n', '\r']) {
         text.push(field.as_bytes());

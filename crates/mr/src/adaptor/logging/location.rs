@@ -30,7 +30,7 @@ impl Locations {
         number
     }
 
-    /// The line of a number; empty for 0.
+    /// The line of a number, which is empty for 0.
     pub(super) fn get(&self, number: u32) -> String {
         let index = (number as usize).wrapping_sub(1);
         self.known.lock().1.get(index).cloned().unwrap_or_default()

@@ -58,7 +58,7 @@ pub(super) struct LogQueue {
     /// The writing thread is about to park, or parked.
     writer_asleep: CachePadded<AtomicBool>,
     closing: AtomicBool,
-    /// The process is ending: calls of the driver may fail.
+    /// The process is ending, so calls of the driver may fail.
     exiting: AtomicBool,
     flush_requests: AtomicU64,
     /// Rows of the writing thread's own calls that found no room.
@@ -98,7 +98,7 @@ impl LogQueue {
         flush_at_exit();
     }
 
-    /// Appends a record; waits while there is no room.
+    /// Appends a record. Waits while there is no room.
     #[inline]
     pub(super) fn push(&self, record: Record) {
         match self.ring.push(record) {

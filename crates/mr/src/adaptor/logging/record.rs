@@ -11,7 +11,7 @@ pub(super) enum Action {
     Failure,
     /// A free, before the upstream's.
     Free,
-    /// The return of this thread's last free. Only in logs with durations; it has no row.
+    /// The return of this thread's last free. It occurs only in logs with durations, and has no row.
     FreeReturned,
 }
 
@@ -24,7 +24,7 @@ impl Action {
 pub(super) struct Record {
     pub(super) action: Action,
     pub(super) thread: u32,
-    /// A number of [`Locations`](super::location::Locations); 0 is none.
+    /// A number of [`Locations`](super::location::Locations), or 0 for none.
     pub(super) location: u32,
     /// Nanoseconds of the [`LogClock`].
     pub(super) start: u64,
@@ -79,8 +79,8 @@ impl LogClock {
     }
 }
 
-/// Nanoseconds of the system's monotonic clock. A direct call: the checks of `Instant` would add a
-/// third.
+/// Nanoseconds of the system's monotonic clock. The call is direct, since the checks of
+/// `Instant` would add a third.
 #[cfg(unix)]
 #[inline]
 fn monotonic() -> u64 {
@@ -97,7 +97,7 @@ fn monotonic() -> u64 {
     passed.as_secs() * 1_000_000_000 + u64::from(passed.subsec_nanos())
 }
 
-/// The system's id of the calling thread; on other systems than Linux a number of this process.
+/// The system's id of the calling thread on Linux. Elsewhere it is a number of this process.
 #[inline]
 pub(super) fn thread_id() -> u32 {
     thread_local! {

@@ -1,8 +1,8 @@
 //! A bounded queue of many producers and one consumer.
 //!
-//! Queues with many consumers have each take an atomic step, which waits for the record before the
-//! next can be fetched, and write to the cache line of each record. Here the consumer only reads the
-//! records, several at a time as far as the processor is concerned, and publishes its position now and
+//! In a queue with many consumers each takes an atomic step, which waits for the record before the next
+//! can be fetched. Each also writes to the cache line of each record. Here the consumer only reads the
+//! records, several at a time as far as the processor is concerned. It publishes its position now and
 //! then. A busy program's records then come as fast as cache lines move between processors.
 //!
 //! # State table
@@ -25,7 +25,7 @@
 //!
 //! - INV-1: `enqueued - dequeued <= capacity <= slots`, so a claimed slot has been read.
 //! - INV-2: while `sequence` is `n + 1` and `dequeued <= n`, `words` is record `n`.
-//! - INV-3: one thread at a time drains.
+//! - INV-3: only one thread drains at a time.
 
 use super::record::{Record, WORDS};
 use crate::sync::trusted::Backoff;
@@ -86,7 +86,7 @@ impl Ring {
         self.slots.get(number as usize & (self.slots.len() - 1))
     }
 
-    /// Appends a record; gives it back if there is no room.
+    /// Appends a record, or gives it back if there is no room.
     #[inline]
     pub(super) fn push(&self, record: Record) -> Result<(), Record> {
         let mut number = self.enqueued.load(Ordering::Relaxed);
@@ -117,9 +117,9 @@ impl Ring {
         Ok(())
     }
 
-    /// Passes up to `most` records in order to `take`, and gives their number. Stops where there are no
-    /// more; it sees every record whose push happened before the call. For one thread (INV-3): a second
-    /// would read the same records.
+    /// Passes up to `most` records in order to `take`, and gives their number. It stops where there
+    /// are no more, and sees every record whose push happened before the call. Only one thread may
+    /// call it (INV-3), since a second would read the same records.
     pub(super) fn drain(&self, most: usize, mut take: impl FnMut(Record)) -> usize {
         let first = self.dequeued.load(Ordering::Relaxed);
         let mut number = first;
@@ -146,7 +146,7 @@ impl Ring {
         (number - first) as usize
     }
 
-    /// Waits until a claimed record is complete: its producer may be preempted. `false` if the number
+    /// Waits until a claimed record is complete, since its producer may be preempted. `false` if the number
     /// is not claimed.
     #[cold]
     fn wait_if_claimed(&self, number: u64, slot: &Slot) -> bool {

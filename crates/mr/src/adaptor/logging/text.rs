@@ -1,11 +1,11 @@
-//! Text, written a machine word at a time: `write!` and loops over digits are too slow for the rows of
-//! a busy program.
+//! Text, written a machine word at a time, since `write!` and loops over digits are too
+//! slow for the rows of a busy program.
 
-/// Bytes that [`TextBuffer::row`] reserves: more than twelve fields of the largest values, each with the
-/// rest of the word or array that is stored for it.
+/// The bytes that [`TextBuffer::row`] reserves. They hold more than twelve fields of the largest
+/// values, each with the rest of the word or array that is stored for it.
 const ROW: usize = 384;
 
-/// Text that waits to be written out. Initialised to its end, so that a field is stored with the bytes
+/// Text that waits to be written out. It is initialised to its end, so that a field is stored with the bytes
 /// after it in its array, which the next field overwrites.
 pub(super) struct TextBuffer {
     bytes: Vec<u8>,
@@ -60,7 +60,7 @@ pub(super) struct RowWriter<'a> {
     at: usize,
 }
 
-/// A short text in an array, which is copied whole: the compiler knows the length of the copy.
+/// A short text in an array, which is copied whole, so the compiler knows the length of the copy.
 #[derive(Clone, Copy)]
 pub(super) struct ShortText<const N: usize> {
     text: [u8; N],
@@ -100,8 +100,8 @@ impl<const N: usize> CachedText<N> {
 const ONES: u64 = 0x0101_0101_0101_0101;
 const ZEROS: u64 = ONES * b'0' as u64;
 
-/// The eight digits of a number below 100 million, the first in the lowest byte. Computed in parallel:
-/// multiplications divide the parts of a word, and do not carry into each other.
+/// The eight digits of a number below 100 million, the first in the lowest byte. They are computed in
+/// parallel, by multiplications that divide the parts of a word and do not carry into each other.
 #[inline]
 fn decimal_digits(value: u64) -> u64 {
     debug_assert!(value < 100_000_000);
@@ -163,7 +163,7 @@ impl RowWriter<'_> {
         }
     }
 
-    /// The text that `write` writes for the number: a copy of the last one if the number is the same.
+    /// The text that `write` writes for the number, or a copy of the last one if the number is the same.
     #[inline]
     pub(super) fn cached<const N: usize>(
         &mut self,

@@ -74,7 +74,7 @@ impl LogOutput {
         }
     }
 
-    /// Writes and flushes the text. `all`: also the rows that wait for a free to return.
+    /// Writes and flushes the text. With `all` it includes the rows that wait for a free to return.
     fn flush(&mut self, all: bool, log: &LogQueue) {
         if all && self.failure.is_none() {
             self.rows += self.format.write_waiting(&mut self.text, log);
@@ -89,7 +89,7 @@ impl LogOutput {
         self.count_refused(log);
     }
 
-    /// Keeps and logs the first error. Nothing is written after it: a log with a gap would mislead.
+    /// Keeps and logs the first error. The log then stops, since a log with a gap would mislead.
     fn check(&mut self, result: Result<(), WriteError>) {
         let Err(WriteError { text, advice }) = result else { return };
         let discarded = self.rows + self.format.waiting();
@@ -99,8 +99,8 @@ impl LogOutput {
     }
 }
 
-/// Calls the program's `Write`. Its error is formatted and dropped inside too, as that may panic; a
-/// panic counts as an error.
+/// Calls the program's `Write`. Its error is formatted and dropped inside too, as that may
+/// panic. A panic counts as an error.
 fn call_writer(call: impl FnOnce() -> io::Result<()>) -> Result<(), WriteError> {
     let error =
         |error: io::Error| WriteError { text: error.to_string(), advice: advice(error.kind()) };

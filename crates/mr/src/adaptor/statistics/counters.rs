@@ -1,18 +1,20 @@
 //! Counters of bytes and of blocks.
 
-/// A number that allocations raise and frees lower: RMM's `statistics_resource_adaptor::counter`.
+/// A number that allocations raise and frees lower. RMM calls it
+/// `statistics_resource_adaptor::counter`.
 // Aligned for a gap between the two of `Counters`. Side by side, one's total and the other's current are
 // changed as a pair, and what a free writes by itself is slow to read as a half of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(align(32))]
 #[non_exhaustive]
 pub struct Counter {
-    /// What it is now. Below zero where more was freed than allocated, of blocks that were allocated
-    /// before or elsewhere.
+    /// The current value. It is below zero if more was freed than allocated, such as blocks that
+    /// were allocated before or elsewhere.
     pub current: i64,
-    /// The most that it was, at least 0.
+    /// The highest value, at least 0.
     pub peak: i64,
-    /// All allocations, whatever was freed. Of bytes, those too that blocks got in place.
+    /// The sum of all allocations, whatever was freed. For bytes it includes those that
+    /// blocks gained in place.
     pub total: i64,
 }
 
@@ -43,7 +45,7 @@ impl Counter {
         }
     }
 
-    /// Adds what happened after this.
+    /// Adds the changes that happened after this.
     fn fold(&mut self, later: &Self) {
         self.peak = self.peak.max(self.current.wrapping_add(later.peak));
         self.current = self.current.wrapping_add(later.current);
@@ -58,12 +60,12 @@ impl Counters {
         self.allocations.change(blocks, blocks);
     }
 
-    /// A block that has so many bytes more now, or fewer.
+    /// Counts a block that now has so many bytes more, or fewer if negative.
     pub(super) fn resize(&mut self, bytes: i64) {
         self.bytes.change(bytes, bytes);
     }
 
-    /// A block that has so many bytes still, which were counted as given up.
+    /// Counts bytes that a block still has, and which were counted as given up.
     pub(super) fn keep(&mut self, bytes: i64) {
         self.bytes.change(bytes, 1);
         self.bytes.total = self.bytes.total.wrapping_sub(bytes);

@@ -88,7 +88,7 @@ impl Scopes {
             .is_ok()
     }
 
-    /// Ends the innermost scope of the calling thread, and adds it to the one around it.
+    /// Ends the innermost scope of the calling thread, and adds its counters to the scope around it.
     pub(super) fn pop(&self) -> Option<Counters> {
         let popped = self.with_stack(|stack| {
             let ended = stack.scopes.pop()?;

@@ -5,9 +5,9 @@ use crate::driver::is_forked_child;
 use crate::sync::BiasedMutex;
 use std::fmt;
 
-/// Counters that all threads change and read as a whole: so peaks are exact, and what is read was true
-/// at one moment. The first thread that changes them owns the lock until a second one does; a reader bars
-/// that thread for a moment alone, and the thread's end changes nothing.
+/// Counters that all threads change and read as a whole. So peaks are exact, and the values that a
+/// reader gets were true at one moment. The first thread that changes them owns the lock until a second
+/// one does. A reader only bars that thread for a moment. The end of that thread changes nothing.
 #[derive(Default)]
 pub struct SharedCounters {
     counters: BiasedMutex<Counters>,
@@ -44,7 +44,7 @@ impl SharedCounters {
         }
     }
 
-    /// Counts so many bytes more of a block that stays, or fewer.
+    /// Counts bytes that a live block gained, or lost if negative.
     pub fn record_resize(&self, bytes: i64) {
         // SAFETY: `resize` of the counters uses no mutex.
         let owned = unsafe { self.counters.try_owned(|own| own.resize(bytes)) };
@@ -54,7 +54,7 @@ impl SharedCounters {
         }
     }
 
-    /// Counts so many bytes again of a block that was to give them up.
+    /// Counts bytes again that a block was to give up and kept.
     pub fn record_kept(&self, bytes: i64) {
         // SAFETY: `keep` of the counters uses no mutex.
         let owned = unsafe { self.counters.try_owned(|own| own.keep(bytes)) };

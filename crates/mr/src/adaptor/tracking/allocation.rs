@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// An allocation that a [`TrackingAdaptor`](crate::mr::TrackingAdaptor) has not seen freed.
 ///
-/// RMM's is a size and a text of at most 64 frames, without thread, time or stream.
+/// RMM's record is a size and a text of at most 64 frames, without thread, time or stream.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, mr::TrackingAdaptor};
@@ -54,10 +54,10 @@ impl Allocation {
         /// The thread that allocated it.
         thread_id: ThreadId;
 
-        /// The time of the allocation since the adaptor was made, to about a microsecond. It is a count
-        /// of the processor where that has a constant rate; each list converts it by the average rate
-        /// until then, so that two lists may differ by some nanoseconds. After the machine slept it is
-        /// wrong, but never negative nor in the future.
+        /// The time of the allocation since the adaptor was made, to about a microsecond. On a
+        /// processor whose counter has a constant rate it is a count of that. Each list converts the
+        /// count by the average rate until then, so two lists may differ by some nanoseconds. After
+        /// the machine slept the time is wrong, but never negative nor in the future.
         after: Duration;
     }
 
@@ -66,9 +66,10 @@ impl Allocation {
         self.backtrace.as_ref()
     }
 
-    /// The line that allocated it, as `at FILE:LINE:COLUMN in FUNCTION`: the first frame of the backtrace
-    /// that is not of this crate or of the standard library. Reads debug information, which takes
-    /// milliseconds; without any it is the function alone. `None` without a backtrace.
+    /// The line that allocated it, as `at FILE:LINE:COLUMN in FUNCTION`. The line is that of the first
+    /// frame of the backtrace that is not of this crate or of the standard library. The call reads
+    /// debug information, which takes milliseconds. Without debug information the text is the function
+    /// alone. `None` without a backtrace.
     pub fn origin(&self) -> Option<String> {
         let Caller { function, line, column } = Caller::find(self.backtrace()?)?;
         let column = column.map(|column| format!(":{column}")).unwrap_or_default();
@@ -79,7 +80,7 @@ impl Allocation {
     }
 }
 
-/// One line: the size, address, stream, thread, time and origin.
+/// One line with the size, address, stream, thread, time and origin.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -1,11 +1,11 @@
-//! A clock that costs a few nanoseconds a read: the processor's counter, converted to a time when a
-//! list is asked for.
+//! A clock that costs a few nanoseconds a read. It reads the processor's counter, and converts it
+//! to a time when a list is asked for.
 
 use std::time::{Duration, Instant};
 
 pub(super) struct TickClock {
     started: Instant,
-    /// The counter's value at `started`; `None` if the processor has none of a constant rate.
+    /// The counter's value at `started`, or `None` if the processor has no counter of a constant rate.
     counter: Option<u64>,
 }
 

@@ -15,24 +15,26 @@ use crate::stream::Stream;
 use crate::sync::Arc;
 use table::{BadFree, TrackingTable};
 
-/// Lists every allocation until it is freed, to find leaks: RMM's `tracking_resource_adaptor`.
+/// A resource that lists every allocation until it is freed, to find leaks. RMM calls it
+/// `tracking_resource_adaptor`.
 ///
 /// [`outstanding`](Self::outstanding) and [`report`](Self::report) give the list at any time. If the
 /// last handle drops while blocks are outstanding, the report is a [`tracing`](https://docs.rs/tracing) warning, which names the
-/// oldest 100. A vector holds a handle on its resource: a vector that is leaked by `mem::forget` keeps
-/// the list alive, and [`report`](Self::report) alone shows it.
+/// oldest 100. A vector holds a handle on its resource. So a vector that is leaked by `mem::forget`
+/// keeps the list alive, and [`report`](Self::report) alone shows it.
 ///
-/// A handle: clones share the list. While a single thread calls, on Linux, a call takes no lock and no
+/// Clones of the adaptor share the list. While a single thread calls, on Linux, a call takes no lock and no
 /// locked instruction. From the second thread's first call on, each takes one of 16 locks, by address,
 /// for one insertion or removal. [Backtraces](TrackingOptions::capture_backtraces) cost a walk of the
 /// stack for each allocation. Empty blocks have no memory and are not listed.
 ///
-/// A free of an unknown block reaches the upstream as it is, a free with a wrong size with the right
-/// one. Both are counted, and the first of each is warned of. The child of a fork tracks nothing.
+/// A free of an unknown block reaches the upstream as it is. A free with a wrong size
+/// reaches it with the right one. The adaptor counts both, and warns of the first of each.
+/// The child of a fork tracks nothing.
 ///
-/// RMM's takes one lock for all threads at each call, returns a reference to a live map which other
-/// threads change, and records no stream, thread or time. The list here is a copy of one moment, in
-/// order.
+/// RMM's adaptor takes one lock for all threads at each call. It returns a reference to a
+/// live map which other threads change, and records no stream, thread or time. The list
+/// here is a copy of one moment, in order.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource, mr::TrackingAdaptor};
@@ -82,8 +84,8 @@ pub struct TrackingOptions<U> {
 
 impl<U: DeviceResource> TrackingOptions<U> {
     setters! {
-        /// Whether each allocation keeps its backtrace, whatever `RUST_BACKTRACE` says: the addresses of
-        /// at most 128 frames, in 8 bytes of host memory each. `false` by default.
+        /// Whether each allocation keeps its backtrace, whatever `RUST_BACKTRACE` says. A backtrace is
+        /// the addresses of at most 128 frames, in 8 bytes of host memory each. The default is `false`.
         ///
         /// The system's unwinder takes some 100 ns a frame. A report looks up functions and lines.
         capture_backtraces: bool;
@@ -114,25 +116,26 @@ impl<U> TrackingAdaptor<U> {
     /// wait while they are copied. A block that was freed to the [upstream](Self::upstream) directly
     /// stays listed. Empty in the child of a fork.
     ///
-    /// RMM: `get_outstanding_allocations`.
+    /// RMM calls this `get_outstanding_allocations`.
     pub fn outstanding(&self) -> Vec<Allocation> {
         self.state.table.outstanding()
     }
 
-    /// The bytes of all outstanding allocations. RMM: `get_allocated_bytes`.
+    /// The bytes of all outstanding allocations. RMM calls this `get_allocated_bytes`.
     pub fn allocated_bytes(&self) -> usize {
         self.state.table.bytes()
     }
 
-    /// A text of the number and bytes of outstanding allocations, and a line for each, oldest first,
-    /// which ends with the file and line that allocated it if there is a backtrace. Begins with
-    /// `Outstanding Allocations`. RMM: `get_outstanding_allocations_str`.
+    /// A text of the number and bytes of outstanding allocations. A line for each follows, oldest
+    /// first, which ends with the file and line that allocated it if there is a backtrace. The text
+    /// begins with `Outstanding Allocations`. RMM calls this `get_outstanding_allocations_str`.
     pub fn report(&self) -> String {
         self.state.table.report(&self.outstanding(), usize::MAX)
     }
 
-    /// Logs [`report`](Self::report) with the oldest 100 blocks: a [`tracing`](https://docs.rs/tracing) warning, or a debug
-    /// line if nothing is outstanding. RMM: `log_outstanding_allocations`, at debug level alone.
+    /// Logs [`report`](Self::report) with the oldest 100 blocks, as a
+    /// [`tracing`](https://docs.rs/tracing) warning, or as a debug line if nothing is outstanding. RMM
+    /// calls this `log_outstanding_allocations`, which logs at debug level alone.
     pub fn log_outstanding(&self) {
         self.state.table.log();
     }
@@ -147,8 +150,7 @@ impl<U> TrackingAdaptor<U> {
         self.state.table.bad_frees(BadFree::WrongSize)
     }
 
-    /// The number of outstanding blocks that the upstream handed out again: they were freed past this
-    /// adaptor.
+    /// The number of outstanding blocks that the upstream handed out again. They were freed past this adaptor.
     pub fn bypassing_frees(&self) -> u64 {
         self.state.table.bad_frees(BadFree::Bypassing)
     }

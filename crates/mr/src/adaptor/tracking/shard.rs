@@ -16,14 +16,14 @@ pub(super) struct TrackedBlock {
     pub(super) backtrace: Option<CallStack>,
 }
 
-/// Of a [`TrackedBlock`] that left the table: its bytes, and its backtrace, which frees host memory. So
-/// the caller drops it outside the table.
+/// The bytes and the backtrace of a [`TrackedBlock`] that left the table. The drop of the backtrace
+/// frees host memory, so the caller drops it outside the table.
 pub(super) type Removed = (usize, Option<CallStack>);
 
 /// The smallest capacity of a shard with entries.
 const MIN_CAPACITY: usize = 32;
 
-/// Outstanding blocks by address. Inserting allocates no host memory: the caller checks for
+/// Outstanding blocks by address. An insertion allocates no host memory. The caller checks for
 /// [room](Self::has_room), and brings a larger map if there is none.
 #[derive(Default)]
 pub(super) struct TrackingShard {
@@ -39,8 +39,8 @@ impl TrackingShard {
         self.blocks.len() < self.blocks.capacity()
     }
 
-    /// The capacity that [`grow_into`](Self::grow_into) needs before the next insertion; 0 if there is
-    /// room.
+    /// The capacity that [`grow_into`](Self::grow_into) needs before the next
+    /// insertion, or 0 if there is room.
     pub(super) fn needed_capacity(&self) -> usize {
         if self.has_room() { 0 } else { (2 * self.blocks.len()).max(MIN_CAPACITY) }
     }

@@ -10,9 +10,9 @@
 //! - INV-1: a block enters after the upstream handed it out, and leaves before the upstream gets it
 //!   back. An address that the upstream hands out again is therefore absent, unless it was freed past
 //!   the adaptor.
-//! - INV-2: additions and removals inside `first` neither allocate nor free host memory: the allocator
-//!   may be the program's own, and call this adaptor.
-//! - INV-3: the child of a fork reads and writes neither: a thread of the parent may have been inside.
+//! - INV-2: additions and removals inside `first` neither allocate nor free host memory, since the
+//!   allocator may be the program's own, and call this adaptor.
+//! - INV-3: the child of a fork reads and writes neither, since a thread of the parent may have been inside.
 
 use super::allocation::Allocation;
 use super::clock::TickClock;
@@ -32,16 +32,16 @@ use std::fmt::Write;
 use std::mem;
 use std::thread::{self, ThreadId};
 
-/// Blocks that a log line names: to look up the origin of one may take milliseconds.
+/// The most blocks that a log line names, since to look up the origin of one may take milliseconds.
 const MAX_LOGGED: usize = 100;
 
-/// A free that the table contradicts. Each is counted, and the first of a kind is warned of.
+/// A free that the table contradicts. The table counts each, and warns of the first of a kind.
 #[derive(Clone, Copy)]
 pub(super) enum BadFree {
-    /// Of a block that is not in the table.
+    /// A free of a block that is not in the table.
     Unknown,
     WrongSize,
-    /// Past the adaptor: the upstream hands out an address that is in the table.
+    /// A free past the adaptor. The upstream then hands out an address that is in the table.
     Bypassing,
 }
 
@@ -75,14 +75,14 @@ pub(super) struct TrackingTable {
     shards: Shards<TrackingShard>,
     /// The number of the next block, once the table is shared.
     next_number: CachePadded<AtomicU64>,
-    /// By [`BadFree`]. Relaxed: the numbers order no other memory.
+    /// The counts by [`BadFree`]. Accesses are relaxed, since the numbers order no other memory.
     bad_frees: [AtomicU64; 3],
 }
 
 #[inline]
 fn this_thread() -> ThreadId {
     thread_local! {
-        /// A copy: `thread::current` costs more than the rest of an entry.
+        /// A copy of the id, since `thread::current` costs more than the rest of an entry.
         static THREAD: Cell<Option<ThreadId>> = const { Cell::new(None) };
     }
     #[cold]
@@ -162,8 +162,8 @@ impl TrackingTable {
         }
     }
 
-    /// The blocks of the only thread that calls. `None` once the table is shared: where this call makes
-    /// it so, after the blocks were moved.
+    /// The blocks of the only thread that calls. `None` once the table is shared. If this call makes
+    /// it shared, it moves the blocks first.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! What a table remembers of frees.
+//! The frees that a table remembers.
 
 use super::*;
 use std::thread;
