@@ -90,9 +90,8 @@ macro_rules! container {
             }
 
             /// The device's address of the first element, which dangles without memory. It puts nothing in order. So
-            /// use it on a
-            /// stream that [`on`](Self::on) or [`on_mut`](Self::on_mut) gave a guard for, also if that is the home
-            /// stream.
+            /// use it on a stream that [`on`](Self::on) or [`on_mut`](Self::on_mut) gave a guard for, also if that is
+            /// the home stream.
             pub fn as_device_ptr(&self) -> u64 {
                 self.$($buffer).+.address()
             }
@@ -108,16 +107,14 @@ macro_rules! container {
             }
 
             /// The container, to be read on `stream`, which waits for the home stream. The home stream waits for
-            /// `stream` before it
-            /// next writes or frees the memory, even if the guard is forgotten.
+            /// `stream` before it next writes or frees the memory, even if the guard is forgotten.
             ///
             /// # Errors
             ///
             /// - [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device to which its resource
             ///   gave no access.
             /// - [`Capture`](crate::ErrorKind::Capture) while a capture on another thread has either stream, or where
-            ///   one of the two
-            /// is in a capture that the other cannot join.
+            ///   one of the two is in a capture that the other cannot join.
             /// - The errors of the driver.
             #[track_caller]
             pub fn on<'a, S: $crate::container::stream_ref::StreamRef>(
@@ -129,8 +126,8 @@ macro_rules! container {
             }
 
             /// The container, to be read and written on `stream`, which waits for the home stream and for all other
-            /// use. The home
-            /// stream waits for `stream` before it next touches the memory, even if the guard is forgotten.
+            /// use. The home stream waits for `stream` before it next touches the memory, even if the guard is
+            /// forgotten.
             ///
             /// # Errors
             ///

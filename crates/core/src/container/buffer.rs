@@ -98,9 +98,8 @@ impl Buffer {
     }
 
     /// Extends the block to so many bytes where it lies, and returns whether it does. If not, or on an error, the block
-    /// is as
-    /// it was. Work at home may use the added bytes, and so may other work that is ordered after home, as by the next
-    /// guard.
+    /// is as it was. Work at home may use the added bytes, and so may other work that is ordered after home, as by the
+    /// next guard.
     pub(crate) fn grow_in_place(&mut self, bytes: usize, kind: VectorKind) -> Result<bool> {
         if self.block.is_empty() {
             return Ok(false);
@@ -114,8 +113,7 @@ impl Buffer {
     }
 
     /// Like [`grow_in_place`](Self::grow_in_place), for growth that is not needed, and by steps that need no wait. An
-    /// error
-    /// shows at the growth that is needed.
+    /// error shows at the growth that is needed.
     pub(crate) fn grow_by_wish(&mut self, bytes: usize, kind: VectorKind) -> bool {
         if self.block.is_empty() {
             return false;
@@ -129,8 +127,7 @@ impl Buffer {
     }
 
     /// Like [`grow_in_place`](Self::grow_in_place), for fewer bytes, but not for zero. Home waits for all uses of the
-    /// other
-    /// bytes. It does nothing in a capture, since home does not wait for them there.
+    /// other bytes. It does nothing in a capture, since home does not wait for them there.
     pub(crate) fn shrink_in_place(&mut self, bytes: usize, kind: VectorKind) -> Result<bool> {
         let rest = self.memory_use(bytes..usize::MAX, true);
         let call = rest.order_on(&self.home, CapturePolicy::Join)?;
@@ -259,8 +256,7 @@ impl Buffer {
     }
 
     /// Defers the free of the block until the graph of home's capture is gone, which may use it. If the capture in the
-    /// way is
-    /// another stream's, a later call of the crate frees it.
+    /// way is another stream's, a later call of the crate frees it.
     #[cold]
     fn defer_free_for_capture(&mut self, block: DeviceBlock) {
         let buffer = Self {

@@ -12,17 +12,13 @@ use std::marker::PhantomData;
 
 impl<T: Pod> DeviceVec<T> {
     /// Splits it into vectors of `length` elements, as [`slice::chunks`] does. The last vector has the elements that
-    /// are left
-    /// over, and the spare capacity. Nothing is copied. An empty vector is one chunk.
+    /// are left over, and the spare capacity. Nothing is copied. An empty vector is one chunk.
     ///
     /// Each chunk is a vector of its own, at home on the same stream to begin with. So each can be in another
     /// [`Transfer`](crate::Transfer), on another stream and on another thread, and no two overlap. A chunk that grows
-    /// past its
-    /// memory moves to a block of its own. When all chunks are gone, the shared memory is freed in the order of the
-    /// first home
-    /// stream, behind those of the chunks. A chunk that is forgotten keeps all of it.
-    /// [`from_chunks`](Self::from_chunks) gives
-    /// the vector back.
+    /// past its memory moves to a block of its own. When all chunks are gone, the shared memory is freed in the order
+    /// of the first home stream, behind those of the chunks. A chunk that is forgotten keeps all of it.
+    /// [`from_chunks`](Self::from_chunks) gives the vector back.
     ///
     /// A pipeline over one large buffer moves the next chunk while the device computes on the one before:
     ///
@@ -116,8 +112,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Splits it in two. It keeps the elements before `at`, and returns the others, with the spare capacity. The two
-    /// share
-    /// the memory, and nothing is copied. `bytes::BytesMut::split_off` does the same. See
+    /// share the memory, and nothing is copied. `bytes::BytesMut::split_off` does the same. See
     /// [`into_chunks`](Self::into_chunks).
     ///
     /// ```
@@ -135,8 +130,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`] if `at` lies past the end, [`ErrorKind::Capture`] while home is in capture, and the
-    /// errors of
-    /// making home wait for uses elsewhere. The vector is as it was then.
+    /// errors of making home wait for uses elsewhere. The vector is as it was then.
     pub fn split_off(&mut self, at: usize) -> Result<Self> {
         let elements = Count(self.length, "element");
         ensure!(
@@ -156,8 +150,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Makes `parts` of vectors of so many elements each, and of one with the elements that are left over. The vector
-    /// has no
-    /// memory afterwards. On an error it is as it was.
+    /// has no memory afterwards. On an error it is as it was.
     fn cut(
         &mut self,
         lengths: impl Iterator<Item = usize>,
@@ -253,14 +246,13 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// One vector of chunks that lie side by side, in any order. It is the way back from
-    /// [`into_chunks`](Self::into_chunks).
-    /// The first chunk in memory gives it its home stream. All chunks together are the vector that was split.
+    /// [`into_chunks`](Self::into_chunks). The first chunk in memory gives it its home stream. All chunks together are
+    /// the vector that was split.
     ///
     /// # Errors
     ///
     /// The errors of [`unsplit`](Self::unsplit), and [`ErrorKind::InvalidArgument`] if there are no chunks. All
-    /// elements come
-    /// back, in fewer chunks maybe.
+    /// elements come back, in fewer chunks maybe.
     pub fn from_chunks(chunks: impl IntoIterator<Item = Self>) -> Result<Self, Refused<Vec<Self>>> {
         let mut chunks: Vec<Self> = chunks.into_iter().collect();
         chunks.sort_by_key(|chunk| (chunk.buffer.address(), chunk.buffer.bytes()));

@@ -14,8 +14,7 @@ use std::marker::PhantomData;
 /// A slice of plain data in device memory whose length never changes, like `Box<[T]>` on the GPU.
 ///
 /// A [`DeviceVec`] becomes one when it has grown for the last time. It has no spare capacity but what its resource
-/// rounds
-/// up, and its elements keep their address. A full vector is converted without a copy, either way.
+/// rounds up, and its elements keep their address. A full vector is converted without a copy, either way.
 /// [`DeviceScalar`](crate::DeviceScalar) holds a single value, so a `DeviceBox` of a sized type has no use here.
 ///
 /// It has a home stream, and goes wherever a vector goes. RMM has no counterpart.

@@ -16,15 +16,12 @@ use std::marker::PhantomData;
 /// Untyped device memory of any size and alignment.
 ///
 /// It has a home stream, as a [`DeviceVec`] has, and all its own work, its free included, happens in that stream's
-/// order.
-/// Its [length](Self::len) is the number of bytes that it was asked to hold. Its [capacity](Self::capacity) is the
-/// number
-/// that it holds without another allocation. Both are in bytes. It grows to exactly the size that was asked, while a
-/// vector doubles, since it is made for few, large allocations.
+/// order. Its [length](Self::len) is the number of bytes that it was asked to hold. Its [capacity](Self::capacity) is
+/// the number that it holds without another allocation. Both are in bytes. It grows to exactly the size that was asked,
+/// while a vector doubles, since it is made for few, large allocations.
 ///
 /// A buffer goes wherever a vector of bytes goes. [`into_vec`](Self::into_vec) and [`view`](Self::view) give its bytes
-/// a
-/// type, without a copy.
+/// a type, without a copy.
 ///
 /// RMM has `device_buffer`. There, added bytes are never written, memory that is used on another stream than the stored
 /// one is freed too early, and alignments over 256 bytes are refused.
@@ -81,8 +78,7 @@ impl DeviceBuffer {
         ///
         /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory),
         /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows, and the errors
-        /// of the
-        /// driver.
+        /// of the driver.
         pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self>;
         /// As [`zeroed`](Self::zeroed), from `resource`.
         ///
@@ -224,8 +220,7 @@ impl DeviceBuffer {
     }
 
     /// A copy of it, from the same resource, at home on the same stream, of the same alignment. It has space for its
-    /// bytes
-    /// alone. The host does not wait.
+    /// bytes alone. The host does not wait.
     ///
     /// # Errors
     ///
@@ -288,8 +283,7 @@ impl DeviceBuffer {
     }
 
     /// Makes it `bytes` long. It cuts the rest off and keeps the capacity, or adds bytes of the value zero. If they do
-    /// not
-    /// fit, it takes a new block of exactly this size. The host does not wait.
+    /// not fit, it takes a new block of exactly this size. The host does not wait.
     ///
     /// # Errors
     ///
@@ -331,8 +325,7 @@ impl DeviceBuffer {
     }
 
     /// Overwrites all bytes with those of `source`, of as many bytes, on this device or another. It happens in the
-    /// order of
-    /// this buffer's home stream. The host does not wait.
+    /// order of this buffer's home stream. The host does not wait.
     ///
     /// # Errors
     ///
@@ -376,8 +369,7 @@ impl DeviceBuffer {
     }
 
     /// A vector in the same memory, with all of its capacity. Blocks that the vector grows into have the alignment of
-    /// its
-    /// elements and that of the buffer, 256 bytes at least.
+    /// its elements and that of the buffer, 256 bytes at least.
     ///
     /// RMM has the other way alone (`device_uvector::release`), which is `DeviceBuffer::from`.
     ///
@@ -385,8 +377,7 @@ impl DeviceBuffer {
     ///
     /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) if the bytes are no whole number of `T`s, and
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size or wants more alignment
-    /// than the
-    /// memory has. The buffer comes back with the error.
+    /// than the memory has. The buffer comes back with the error.
     pub fn into_vec<T: Pod>(self) -> Result<DeviceVec<T>, Refused<Self>> {
         let refused = |Refused { error, value: bytes }| Refused::new(error, Self { bytes });
         self.bytes.cast().map_err(refused)

@@ -21,9 +21,8 @@ use bytemuck::Pod;
 /// [`Stream::download`] owns while the copy runs.
 ///
 /// RMM has `device_scalar`. There, the value to set is borrowed until the device has read it, which nothing checks, and
-/// a
-/// `bool` may come back with a value that is none. Here, the value travels in the driver's call, and such types are no
-/// [`Pod`](https://docs.rs/bytemuck/1/bytemuck/trait.Pod.html).
+/// a `bool` may come back with a value that is none. Here, the value travels in the driver's call, and such types are
+/// no [`Pod`](https://docs.rs/bytemuck/1/bytemuck/trait.Pod.html).
 ///
 /// ```
 /// use aquifer::{Device, DeviceScalar};
@@ -165,8 +164,7 @@ impl<T: Pod> DeviceScalar<T> {
     }
 
     /// Overwrites the value with the one element of `source`, on this device or another, in home's order. The host does
-    /// not
-    /// wait.
+    /// not wait.
     ///
     /// ```
     /// use aquifer::{Device, DeviceScalar, DeviceVec};

@@ -21,10 +21,8 @@ use std::ops::RangeBounds;
 ///
 /// It has a *home stream*, which constructors take first. All its own work, its free included, happens in that stream's
 /// order. A call waits for the device only if its documentation says so, and a vector on one stream alone makes no
-/// event.
-/// [`on`](Self::on) and [`on_mut`](Self::on_mut) use it on another stream. The order between the two is kept even if
-/// the
-/// guard is forgotten.
+/// event. [`on`](Self::on) and [`on_mut`](Self::on_mut) use it on another stream. The order between the two is kept
+/// even if the guard is forgotten.
 ///
 /// Memory comes from the device's [current resource](crate::mr::current_device_resource), or from the
 /// one that an `*_in` constructor is given, and goes back there.
@@ -112,8 +110,7 @@ impl<T: Pod> DeviceVec<T> {
         /// # Errors
         ///
         /// The errors of [`current_device_resource`](crate::mr::current_device_resource), and
-        /// [`ErrorKind::InvalidArgument`] if
-        /// `T` has no size.
+        /// [`ErrorKind::InvalidArgument`] if `T` has no size.
         pub fn new(stream: &Stream) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
         ///
@@ -173,18 +170,16 @@ impl<T: Pod> DeviceVec<T> {
         }
 
         /// A vector of `length` elements that are not written yet. RMM's vector never writes them, since the first
-        /// kernel writes
-        /// most buffers whole.
+        /// kernel writes most buffers whole.
         ///
         /// The simulated device reports a read of bytes that were not written since they were allocated. Memory that a
-        /// pool hands
-        /// out again is not written there either, though its former user wrote to it. Three kinds of memory count as
-        /// written:
+        /// pool hands out again is not written there either, though its former user wrote to it. Three kinds of memory
+        /// count as written:
         ///
         /// - memory that the host reaches without a call, which is managed, page-locked and ordinary memory
         /// - memory that a resource of your own hands out again
         /// - memory that a pool hands out again on a device
-        /// [`without_pool_checks`](crate::sim::SimConfig::without_pool_checks)
+        ///   [`without_pool_checks`](crate::sim::SimConfig::without_pool_checks)
         ///
         /// A GPU reports nothing, and reads the bytes that the former user left.
         ///
@@ -206,8 +201,7 @@ impl<T: Pod> DeviceVec<T> {
         /// # Safety
         ///
         /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so an element that
-        /// is read too
-        /// early has no defined value, but another program's data may be in it.)
+        /// is read too early has no defined value, but another program's data may be in it.)
         pub [unsafe] fn uninit(stream: &Stream, length: usize) -> Result<Self>;
         /// As [`uninit`](Self::uninit), from `resource`.
         ///
@@ -231,11 +225,10 @@ impl<T: Pod> DeviceVec<T> {
     /// The last change of its capacity, or `None` if there was none since it got memory.
     ///
     /// The capacity changes in place if the memory comes from a [pool](crate::PoolResource) on
-    /// [handles](crate::mr::Handles)
-    /// and has one granule or more, which is 2 MiB on today's GPUs. Memory is mapped behind the vector by the next
-    /// granule
-    /// where elements are added, so that it has no more than it needs. The first growth moves it, unless free memory or
-    /// addresses lie behind it. From then on it has addresses of its own, for all memory of the device.
+    /// [handles](crate::mr::Handles) and has one granule or more, which is 2 MiB on today's GPUs. Memory is mapped
+    /// behind the vector by the next granule where elements are added, so that it has no more than it needs. The first
+    /// growth moves it, unless free memory or addresses lie behind it. From then on it has addresses of its own, for
+    /// all memory of the device.
     ///
     /// The vector moves in these cases:
     ///
@@ -246,12 +239,10 @@ impl<T: Pod> DeviceVec<T> {
     /// - from a pool that has no more addresses, of which it reserves 8 TiB for this
     ///
     /// The address stays, and more memory lies behind it. A library that registered the vector's memory by its address
-    /// has to
-    /// do that again, as [`VirtualResource`](crate::mr::VirtualResource) explains.
+    /// has to do that again, as [`VirtualResource`](crate::mr::VirtualResource) explains.
     ///
     /// The first memory of an empty vector is no change. A shrink is one. Memory that a vector gets in a capture is its
-    /// own,
-    /// like the memory that it had, since the graph does not keep it.
+    /// own, like the memory that it had, since the graph does not keep it.
     ///
     /// ```
     /// use aquifer::{
@@ -292,8 +283,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Two parts of it, before and from `middle`, to be used at once, on two streams too.
     ///
     /// Two calls of [`slice_mut`](Self::slice_mut) do not give them. This does not compile, since the second call would
-    /// borrow
-    /// the vector while the first slice still does:
+    /// borrow the vector while the first slice still does:
     ///
     /// ```compile_fail
     /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
@@ -315,8 +305,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`], [`ErrorKind::Capture`] while home is in capture, on this thread or another, and the
-    /// errors
-    /// of the copy.
+    /// errors of the copy.
     #[track_caller]
     pub fn get(&self, index: usize) -> Result<T> {
         let _site = CallSite::enter();
@@ -331,8 +320,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::OutOfBounds`], [`ErrorKind::Capture`] while home is in capture, on this thread or another, and the
-    /// errors
-    /// of the copy.
+    /// errors of the copy.
     #[track_caller]
     pub fn set(&mut self, index: usize, value: T) -> Result<()> {
         let _site = CallSite::enter();
@@ -341,8 +329,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Overwrites all elements with those of `source`, of the same length, on this device or another. It happens in the
-    /// order
-    /// of this vector's home stream. The host does not wait.
+    /// order of this vector's home stream. The host does not wait.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};
@@ -360,8 +347,7 @@ impl<T: Pod> DeviceVec<T> {
     /// - [`ErrorKind::LengthMismatch`].
     /// - [`ErrorKind::WrongDevice`] between a GPU and a simulated device.
     /// - [`ErrorKind::Capture`] while a capture on another thread has either home, or where one of the two is in a
-    ///   capture
-    /// that the other cannot join.
+    ///   capture that the other cannot join.
     /// - The errors of the driver.
     #[track_caller]
     pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
@@ -382,8 +368,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// A copy of it, from the same resource, at home on the same stream. It has space for its elements alone. The host
-    /// does
-    /// not wait.
+    /// does not wait.
     ///
     /// # Errors
     ///
@@ -398,18 +383,13 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// A copy of it at home on `stream`, of this device or another. It comes from the current resource of that device,
-    /// with
-    /// space for its elements alone. The host does not wait, and both orders are kept. The copy comes after all that
-    /// this
-    /// vector's home was given, and this vector's memory is freed after the copy. So
-    /// `let vec = vec.to_device(&stream)?` moves
-    /// a vector.
+    /// with space for its elements alone. The host does not wait, and both orders are kept. The copy comes after all
+    /// that this vector's home was given, and this vector's memory is freed after the copy. So
+    /// `let vec = vec.to_device(&stream)?` moves a vector.
     ///
     /// Between two GPUs that reach each other's memory, the first copy makes the driver enable that for the plain
-    /// memory of
-    /// this vector's device, which takes it some milliseconds. Copies of plain memory, and of pools over it, go from
-    /// device to
-    /// device then. For memory of a driver pool, enable it by
+    /// memory of this vector's device, which takes it some milliseconds. Copies of plain memory, and of pools over it,
+    /// go from device to device then. For memory of a driver pool, enable it by
     /// [`enable_peer_access`](crate::DeviceResource::enable_peer_access). Other copies go by way of the host.
     ///
     /// ```

@@ -68,8 +68,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Moves the elements into `new`, which has space for them, in home's order. A capture refuses it, since the copy
-    /// would
-    /// run when the graph is launched, if at all, and the vector has its new block now.
+    /// would run when the graph is launched, if at all, and the vector has its new block now.
     fn move_to(&mut self, new: Buffer) -> Result<()> {
         let bytes = self.size_in_bytes();
         if bytes != 0 {
@@ -104,8 +103,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// The errors of [`with_capacity`](Self::with_capacity). [`ErrorKind::Capture`] if elements would have to move
-    /// while home
-    /// is in capture, or while a capture on another thread has it. The vector is as it was then.
+    /// while home is in capture, or while a capture on another thread has it. The vector is as it was then.
     #[track_caller]
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         let _site = CallSite::enter();
@@ -156,9 +154,8 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Gives up capacity beyond the elements. Memory that can [grow in place](Self::growth) shrinks in place, if the
-    /// elements
-    /// take a granule or more. Otherwise the elements move into a block of their size. They stay where they are if the
-    /// resource has no smaller block for them.
+    /// elements take a granule or more. Otherwise the elements move into a block of their size. They stay where they
+    /// are if the resource has no smaller block for them.
     ///
     /// # Errors
     ///
@@ -210,8 +207,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// The errors of [`reserve`](Self::reserve) and [`copy_from_slice`](Self::copy_from_slice). The vector is as long
-    /// as it
-    /// was then.
+    /// as it was then.
     #[track_caller]
     pub fn extend_from_slice(&mut self, source: &[T]) -> Result<()> {
         let _site = CallSite::enter();

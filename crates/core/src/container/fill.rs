@@ -13,8 +13,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Overwrites all elements with `value`, in the order of the home stream. The host does not wait.
     ///
     /// A value of 1, 2 or 4 bytes takes one driver call, and so does one that repeats such a word, such as all zeros.
-    /// Other
-    /// values take one call for each of their words.
+    /// Other values take one call for each of their words.
     ///
     /// # Errors
     ///

@@ -85,11 +85,9 @@ impl<'a> Launch<'a> {
     /// # Errors
     ///
     /// - [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if it is of another device, to which its resource
-    ///   gave no
-    /// [access](crate::DeviceResource::enable_peer_access).
+    ///   gave no [access](crate::DeviceResource::enable_peer_access).
     /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has this stream or the
-    ///   memory's
-    /// home stream, or where one of the two is in a capture that the other cannot join.
+    ///   memory's home stream, or where one of the two is in a capture that the other cannot join.
     /// - The errors of the driver.
     #[track_caller]
     pub fn input<T: Pod>(self, data: &'a impl DeviceRead<T>) -> Result<Self> {
@@ -128,8 +126,7 @@ impl<'a> Launch<'a> {
     }
 
     /// A number or a structure, which the kernel gets by value. A driver takes 4,096 bytes of arguments in all, and
-    /// 32,764
-    /// from CUDA 12.1 on.
+    /// 32,764 from CUDA 12.1 on.
     ///
     /// # Errors
     ///
@@ -150,17 +147,14 @@ impl<'a> Launch<'a> {
     }
 
     /// Launches the kernel with a grid of `config`, of this crate or of cudarc. It runs in the stream's order, and
-    /// nothing
-    /// waits.
+    /// nothing waits.
     ///
     /// # Errors
     ///
     /// - The errors of loading the PTX and of the launch. The simulated device refuses what a driver refuses, and
-    ///   arguments
-    /// that are not of the number and the sizes of the entry's parameters.
+    ///   arguments that are not of the number and the sizes of the entry's parameters.
     /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) for host memory that a scope borrows on a stream in capture,
-    ///   since
-    /// the graph would run with it when the scope is long over.
+    ///   since the graph would run with it when the scope is long over.
     ///
     /// A kernel that faults shows in the next synchronising call.
     ///

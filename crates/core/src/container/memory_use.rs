@@ -16,12 +16,10 @@ pub enum CapturePolicy {
     /// A stream that uses memory whose home is in a declared capture joins the capture.
     Join,
     /// No stream of the use may be in capture. A graph would run the named work again when the memory that it uses,
-    /// such as
-    /// host memory, is long gone.
+    /// such as host memory, is long gone.
     Refuse(&'static str),
     /// The policy is [`Join`](Self::Join), but in an undeclared capture the driver decides. The work is given at once,
-    /// in the
-    /// same graph.
+    /// in the same graph.
     Any,
 }
 
@@ -39,8 +37,7 @@ pub struct MemoryUse<'a> {
 impl MemoryUse<'_> {
     /// Orders `stream` after all that home did so far, and home's next conflicting use after `stream`. The stream is of
     /// home's device or of one that [reaches](DeviceResource::has_peer_access) the memory. The call that it returns may
-    /// give
-    /// the stream work on the memory.
+    /// give the stream work on the memory.
     ///
     /// The caller is inside of no gate, since this waits for a stream that is in a short capture, or about to begin
     /// one.
@@ -139,10 +136,8 @@ impl MemoryUse<'_> {
     }
 
     /// A call at home beside one on the stream. No thread waits for a gate inside of another one. So where home has a
-    /// capture
-    /// on another thread, this one leaves, waits, and enters the two gates in the other order. While it is inside of
-    /// the gate
-    /// that it waited for, no capture takes that gate again.
+    /// capture on another thread, this one leaves, waits, and enters the two gates in the other order. While it is
+    /// inside of the gate that it waited for, no capture takes that gate again.
     fn enter_home_too<'s>(
         &self,
         stream: &'s impl StreamRef,
@@ -194,8 +189,7 @@ impl MemoryUse<'_> {
     }
 
     /// Like [`order_on`](Self::order_on), for work that cudarc gives at once, without a way to return an error. The
-    /// host waits
-    /// for work that events cannot order.
+    /// host waits for work that events cannot order.
     pub(crate) fn order_or_block(self, stream: &impl StreamRef) {
         if self.range.is_empty() {
             return;

@@ -11,9 +11,8 @@ use std::fmt;
 /// Device memory to read on a stream, from [`DeviceVec::on`](crate::DeviceVec::on).
 ///
 /// The stream has waited for the vector's home stream. The home stream will wait for this stream before it writes or
-/// frees the memory. Both hold if the guard is forgotten, and its drop does nothing. It leaves its thread only where
-/// its
-/// stream may. With cudarc, `&guard` is a kernel argument for that stream.
+/// frees the memory. Both hold if the guard is forgotten, and its drop does nothing. It leaves its thread if its stream
+/// may. With cudarc, `&guard` is a kernel argument for that stream.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec};
@@ -76,8 +75,7 @@ guard!(OnMut, DeviceSliceMut);
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// The view, to be read on `stream`, which waits for the home stream. The home stream waits for `stream` before it
-    /// writes
-    /// or frees the memory.
+    /// writes or frees the memory.
     ///
     /// # Errors
     ///
@@ -102,8 +100,7 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     }
 
     /// The view, to be read and written on `stream`, which waits for the home stream and for every other use of this
-    /// range.
-    /// The home stream waits for `stream` before it touches the range again.
+    /// range. The home stream waits for `stream` before it touches the range again.
     ///
     /// # Errors
     ///

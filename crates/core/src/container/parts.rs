@@ -78,8 +78,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the block is too short or badly aligned
-    ///   for
-    /// `length` elements, or `T` has no size.
+    ///   for `length` elements, or `T` has no size.
     /// - [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if stream and resource differ in their device.
     ///
     /// The parts are dropped then, which leaks the memory.

@@ -2,13 +2,12 @@
 //!
 //! A vector at home on one stream may be used on others. Each such use makes the other stream wait for home and is
 //! recorded here, before any guard or reference to the memory exists. So a guard that is forgotten changes nothing.
-//! Home
-//! waits for a recorded use before its next conflicting one, as Linux's `dma_resv` does with the fences of a buffer.
+//! Home waits for a recorded use before its next conflicting one, as Linux's `dma_resv` does with the fences of a
+//! buffer.
 //!
 //! A use holds no event. The event is recorded on the other stream when home has to wait. It covers all that the stream
 //! was given by then, which may be more than the use (a false wait, never a race). A use that nothing conflicts with
-//! costs
-//! no event.
+//! costs no event.
 //!
 //! # State table
 //!
@@ -25,11 +24,10 @@
 //! | `list` | under its lock | under its lock |
 //! | `count` | under the list's lock, after home waits | anywhere |
 //!
-//! - `INV-1` says that a use leaves the list only after home waits for its timeline. A failed wait leaves it.
-//! - `INV-2` says that `count` drops (Release) after home waits. A thread that reads 0 (Acquire) enqueues on home
-//!   behind
-//! that wait.
-//! - `INV-3` says that a use is listed before its stream is given work on the memory.
+//! - `INV-1`. A use leaves the list only after home waits for its timeline. A failed wait leaves it.
+//! - `INV-2`. The `count` drops (Release) after home waits. A thread that reads 0 (Acquire) enqueues on home behind
+//!   that wait.
+//! - `INV-3`. A use is listed before its stream is given work on the memory.
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
@@ -121,8 +119,7 @@ impl<T: Timeline> PendingUses<T> {
     }
 
     /// Records a use of `range` on another stream than home, after home waits for each use that conflicts with it. The
-    /// other
-    /// stream waits for home next, so it is ordered after them all.
+    /// other stream waits for home next, so it is ordered after them all.
     ///
     /// # Errors
     ///

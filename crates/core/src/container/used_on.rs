@@ -38,8 +38,7 @@ impl Timeline for UseTimeline {
 /// Why home does not wait for a use.
 pub(super) enum WaitError {
     /// The stream of the use is about to begin a capture. Try again when the capture has begun, and wait for that
-    /// inside of
-    /// no gate.
+    /// inside of no gate.
     CaptureBegins(Stream),
     /// The driver refuses, or a capture does not allow it.
     Failed(Error),
@@ -53,10 +52,8 @@ impl From<Error> for WaitError {
 
 impl UseTimeline {
     /// Makes `home` wait for all that was given so far. If both are in one declared capture, it waits in the graph. If
-    /// home
-    /// alone is in capture, it waits at the graph's launches. A home outside of the capture waits for what a stream was
-    /// given
-    /// before its capture. The contract of the graph's launch orders the graph's own work.
+    /// home alone is in capture, it waits at the graph's launches. A home outside of the capture waits for what a
+    /// stream was given before its capture. The contract of the graph's launch orders the graph's own work.
     pub(super) fn make_wait(&self, home: &StreamCall<'_>) -> Result<(), WaitError> {
         match self {
             Self::Stream(other) if home.is(other) => {}

@@ -92,8 +92,7 @@ macro_rules! view {
             }
 
             /// The device's address of the first element. It puts nothing in order. So use it on a stream that
-            /// [`on`](Self::on) or
-            /// `on_mut` gave a guard for, also if that is the home stream.
+            /// [`on`](Self::on) or `on_mut` gave a guard for, also if that is the home stream.
             pub fn as_device_ptr(&self) -> u64 {
                 self.address
             }
