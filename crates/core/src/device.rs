@@ -71,8 +71,7 @@ impl Drop for DeviceInner {
 static OPEN: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
 /// The error with which [`Device::of_process`] last found no device, until a device is opened. Only the lack of a
-/// device
-/// is kept, so that each block of host memory need not find it out anew.
+/// device is kept, so that each block of host memory need not find it out anew.
 static MISSING: Mutex<Option<Error>> = Mutex::new(None);
 
 impl Device {
@@ -152,8 +151,7 @@ impl Device {
     }
 
     /// The device of a cudarc context, which it shares. So the streams made here count in cudarc's event tracking. Keep
-    /// one
-    /// `Arc<CudaContext>` for each GPU in a program.
+    /// one `Arc<CudaContext>` for each GPU in a program.
     ///
     /// ```no_run
     /// use aquifer::{Device, cudarc::driver::CudaContext};
@@ -209,8 +207,7 @@ impl Device {
     }
 
     /// Whether work on host memory may be on a stream that cannot be listed. That is a stream of another library, or
-    /// any
-    /// stream of a kernel that has an address. The call is slow.
+    /// any stream of a kernel that has an address. The call is slow.
     pub(crate) fn may_use_host_memory_unseen(&self) -> bool {
         self.inner.gave_host_addresses.load(Ordering::Relaxed)
             || self.driver().may_have_foreign_streams()
@@ -292,8 +289,7 @@ impl Device {
     }
 
     /// The devices whose work may use page-locked memory of this one. These are all CUDA contexts that were opened or
-    /// given,
-    /// since portable memory is valid in all, or the simulated devices of one machine.
+    /// given, since portable memory is valid in all, or the simulated devices of one machine.
     pub(crate) fn sharing_host_memory(&self) -> Vec<Device> {
         match self.kind() {
             BackendKind::Simulated => {
@@ -364,8 +360,7 @@ impl Device {
     }
 
     /// The name of another device in a text that has this one's name. Two simulated devices may have one number, and
-    /// two
-    /// contexts may be of one GPU.
+    /// two contexts may be of one GPU.
     #[doc(hidden)]
     pub fn name_of_other(&self, other: &Device) -> String {
         let (own, others) = (self.to_string(), other.to_string());

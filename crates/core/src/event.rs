@@ -170,7 +170,7 @@ impl Event {
     /// # Errors
     ///
     /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture. A declared capture
-    /// ([`Stream::capture`](crate::Stream::capture)) is not disturbed.
+    ///   ([`Stream::capture`](crate::Stream::capture)) is not disturbed.
     /// - [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed.
     /// - [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if the simulated device saw an access out of order.
     /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
@@ -196,8 +196,7 @@ impl Event {
     }
 
     /// The result of [`synchronize`](Self::synchronize), where [`is_complete`](Self::is_complete) has returned `asked`.
-    /// It is
-    /// an error, or says that the device has passed the event.
+    /// It is an error, or says that the device has passed the event.
     pub(crate) fn end(&self, asked: Result<bool>) -> Result<()> {
         let is_lost = |error: &Error| error.kind() == ErrorKind::ContextLost;
         if asked.as_ref().err().is_none_or(is_lost) {

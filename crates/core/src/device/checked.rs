@@ -13,8 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 ///
 /// A test that never looks at a simulated device's reports passes whatever is wrong with its streams.
 /// With this in place of a [`Device`] it does not. Declare it before all that is made of it, so that it is dropped
-/// last.
-/// In a struct, declare it as the last field.
+/// last. In a struct, declare it as the last field.
 ///
 /// ```
 /// use aquifer::{CheckedDevice, DeviceVec};
@@ -42,8 +41,7 @@ debug_struct!(CheckedDevice { device, .. });
 
 impl CheckedDevice {
     /// The device of [`Device::detect_or_simulate`], one for the whole process. Tests that run at the same time find
-    /// each
-    /// other's reports. Give each test its own simulated device by [`simulated`](Self::simulated) to prevent that.
+    /// each other's reports. Give each test its own simulated device by [`simulated`](Self::simulated) to prevent that.
     ///
     /// # Errors
     ///
@@ -63,8 +61,7 @@ impl CheckedDevice {
     ///
     /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork that did not open the device.
     /// - [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if there are reports that were not taken. The first
-    ///   one is
-    /// the source of the error.
+    ///   one is the source of the error.
     /// - The errors of [`Device::synchronize`].
     pub fn finish(mut self) -> Result<()> {
         self.is_checked = true;
@@ -130,9 +127,8 @@ impl Drop for CheckedDevice {
 
 impl CheckedDevice {
     /// Runs `test` on a new simulated device for each seed. A fault that depends on the order in which streams run
-    /// shows in
-    /// one schedule and not in another. The first seed whose test panics, returns an error or leaves a report is
-    /// printed.
+    /// shows in one schedule and not in another. The first seed whose test panics, returns an error or leaves a report
+    /// is printed.
     ///
     /// With `AQUIFER_SIM_SEED` in the environment only that seed is run, whatever `seeds` are.
     ///

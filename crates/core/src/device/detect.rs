@@ -33,8 +33,7 @@ const SIMULATED_BY_VARIABLE: &str = if cfg!(feature = "sim") {
 };
 
 /// Whether the environment wants a GPU and nothing else. It is read once, since another thread may write the
-/// environment
-/// by C's means.
+/// environment by C's means.
 pub(crate) fn asks_for_gpu() -> bool {
     static ASKS: LazyLock<bool> =
         LazyLock::new(|| variable("AQUIFER_BACKEND").is_some_and(|backend| backend == "cuda"));
@@ -84,9 +83,8 @@ impl Device {
     /// environment asks for it. The answer is found once.
     ///
     /// `AQUIFER_BACKEND=sim` takes the simulated device, in a build with the feature `sim`. It is one for the whole
-    /// process,
-    /// which [`SimConfig::from_env`](crate::sim::SimConfig::from_env) configures. `AQUIFER_BACKEND=cuda` is the
-    /// default.
+    /// process, which [`SimConfig::from_env`](crate::sim::SimConfig::from_env) configures. `AQUIFER_BACKEND=cuda` is
+    /// the default.
     /// An empty variable counts as one that is not set. Tests and examples that run without a GPU, too, call
     /// [`detect_or_simulate`](Self::detect_or_simulate).
     ///
@@ -104,8 +102,7 @@ impl Device {
     ///
     /// - The errors of [`open`](Self::open).
     /// - [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else, is `sim` without the feature, or a variable
-    ///   of the
-    /// simulated device has no valid value.
+    ///   of the simulated device has no valid value.
     /// - [`ErrorKind::Forked`] in the child of a fork.
     pub fn detect() -> Result<Self> {
         not_forked("a device")?;
@@ -141,8 +138,7 @@ impl Device {
     }
 
     /// The device of the process. It is the one that any call has found, or else the one that [`detect`](Self::detect)
-    /// finds.
-    /// A lack of devices is found out once, since each block of host memory asks.
+    /// finds. A lack of devices is found out once, since each block of host memory asks.
     pub(crate) fn of_process() -> Result<Self> {
         not_forked("a device")?;
         let found = FOUND.lock().as_ref().map(|found| found.device().clone());

@@ -38,16 +38,12 @@ impl Device {
     }
 
     /// The device that tests, examples and programs without a GPU use. It is the one that [`detect`](Self::detect)
-    /// finds, or
-    /// else one simulated device for the whole process, with one [`tracing`](https://docs.rs/tracing) warning. The
-    /// answer is
-    /// found once. From then on, [`PinnedAlloc`](crate::PinnedAlloc) and all else that takes the detected device takes
-    /// this
-    /// one.
+    /// finds, or else one simulated device for the whole process, with one [`tracing`](https://docs.rs/tracing)
+    /// warning. The answer is found once. From then on, [`PinnedAlloc`](crate::PinnedAlloc) and all else that takes the
+    /// detected device takes this one.
     ///
     /// `AQUIFER_BACKEND=cuda` wants the GPU and fails without it. `AQUIFER_BACKEND=sim` wants the simulated device,
-    /// without a
-    /// warning. [`SimConfig::from_env`] configures that one, by `AQUIFER_SIM_SEED` and others.
+    /// without a warning. [`SimConfig::from_env`] configures that one, by `AQUIFER_SIM_SEED` and others.
     ///
     /// ```
     /// use aquifer::Device;
@@ -92,8 +88,8 @@ impl Device {
 
     /// All devices that tests and examples use. These are all GPUs, in the order of their numbers. Where
     /// [`detect_or_simulate`](Self::detect_or_simulate) finds none, they are its simulated device and others like it.
-    /// There
-    /// are two in all, or as many as the variable `AQUIFER_SIM_DEVICES` says. They are the same ones at each call.
+    /// There are two in all, or as many as the variable `AQUIFER_SIM_DEVICES` says. They are the same ones at each
+    /// call.
     ///
     /// ```
     /// use aquifer::Device;

@@ -13,8 +13,8 @@ use crate::sync::trusted::{AtomicBool, Ordering};
 use bytemuck::Pod;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
-/// The resource of a vector that was a `CudaSlice`. Its first block is cudarc's, and is freed as cudarc would free
-/// it. Any other block is the current resource's.
+/// The resource of a vector that was a `CudaSlice`. Its first block is cudarc's, and is freed as cudarc would free it.
+/// Any other block is the current resource's.
 #[derive(Debug)]
 struct Adopted {
     address: u64,
@@ -96,9 +96,8 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size, or the slice's stream is
-    /// the
-    /// per-thread default one, and the errors of taking the device over. The slice is dropped then. It is leaked where
-    /// the
+    /// the per-thread default one, and the errors of taking the device over. The slice is dropped then. It is leaked
+    /// where the
     /// driver does not answer, as in the child of a fork, or cannot wait for the slice's uses.
     pub fn from_cuda_slice(slice: CudaSlice<T>) -> Result<Self> {
         // cudarc's calls, the slice's drop among them, make its context current and leave it so.
@@ -146,8 +145,8 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device, for memory of another resource,
-    /// and
-    /// for an empty vector. Other errors are those of making the home stream wait for other use. The vector comes back.
+    /// and for an empty vector. Other errors are those of making the home stream wait for other use. The vector comes
+    /// back.
     pub fn into_cuda_slice(self) -> Result<CudaSlice<T>, Refused<Self>> {
         let ready = self.cudarc_owner().and_then(|stream| Ok((restoring()?, stream)));
         let (_restore, stream) = match ready {
