@@ -1,4 +1,4 @@
-//! Devices: one GPU each, or the simulated one.
+//! Devices, each of which is one GPU or one simulated device.
 
 #[cfg(feature = "sim")]
 mod checked;
@@ -22,10 +22,10 @@ pub use crate::driver::{BackendKind, DeviceProperties, MemoryInfo};
 pub use checked::CheckedDevice;
 pub(crate) use detect::asks_for_gpu;
 
-/// Recycled events that a device keeps at most; more are destroyed.
+/// The number of recycled events that a device keeps. Others are destroyed.
 const SPARE_EVENTS: usize = 1024;
 
-/// One GPU with its context, or one simulated device. A handle: clones are the same device.
+/// One GPU with its context, or one simulated device. It is a handle, whose clones are the same device.
 ///
 /// Use it from any thread. The device's context is made current for each driver call and the
 /// thread's own is restored after it. Vectors, streams and transfers hold their device, so handles
@@ -65,12 +65,13 @@ impl Drop for DeviceInner {
     }
 }
 
-/// The CUDA devices that were opened or given, for good: other libraries may use their contexts after
+/// The CUDA devices that were opened or given. They are kept for good, since other libraries may use their contexts
+/// after
 /// our last handle is gone, and the fence of page-locked memory has to cover them.
 static OPEN: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
-/// Why there was no device when [`Device::of_process`] looked for one, until one is opened: only that there is none, which
-/// each block of host memory need not find out anew.
+/// The error with which [`Device::of_process`] last found no device, until a device is opened. Only the lack of a
+/// device is kept, so that each block of host memory need not find it out anew.
 static MISSING: Mutex<Option<Error>> = Mutex::new(None);
 
 impl Device {
@@ -127,13 +128,13 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NoDriver`]: this build has no `cuda` feature.
+    /// [`ErrorKind::NoDriver`], since this build has no `cuda` feature.
     #[cfg(not(feature = "cuda"))]
     pub fn open(ordinal: usize) -> Result<Self> {
         Err(without_cuda(format!("GPU {ordinal} was asked of a build without CUDA")))
     }
 
-    /// How many GPUs there are. Zero where there is a driver and no device.
+    /// The number of GPUs. Zero if there is a driver and no device.
     ///
     /// # Errors
     ///
@@ -149,8 +150,8 @@ impl Device {
         Err(without_cuda("the GPUs were to be counted by a build without CUDA".into()))
     }
 
-    /// The device of a cudarc context, sharing that very context: the streams made here count in
-    /// cudarc's event tracking. Keep one `Arc<CudaContext>` for each GPU in a program.
+    /// The device of a cudarc context, which it shares. So the streams made here count in cudarc's event tracking. Keep
+    /// one `Arc<CudaContext>` for each GPU in a program.
     ///
     /// ```no_run
     /// use aquifer::{Device, cudarc::driver::CudaContext};
@@ -174,7 +175,7 @@ impl Device {
         )
     }
 
-    /// cudarc's context of this device: for its modules and functions.
+    /// cudarc's context of this device, for its modules and functions.
     ///
     /// # Errors
     ///
@@ -199,20 +200,20 @@ impl Device {
         )
     }
 
-    /// The program gets an address of host memory for kernels, and nothing tells how long they use it.
+    /// Notes that the program gets an address of host memory for kernels, whose use nothing tells the end of.
     pub(crate) fn note_host_address_given(&self) {
         // Relaxed: the memory is freed, and the question asked, by who knows of this call.
         self.inner.gave_host_addresses.store(true, Ordering::Relaxed);
     }
 
-    /// Whether work on host memory may be on a stream that cannot be listed: one of another library, or any one, of a
-    /// kernel that has an address. Slow.
+    /// Whether work on host memory may be on a stream that cannot be listed. That is a stream of another library, or
+    /// any stream of a kernel that has an address. The call is slow.
     pub(crate) fn may_use_host_memory_unseen(&self) -> bool {
         self.inner.gave_host_addresses.load(Ordering::Relaxed)
             || self.driver().may_have_foreign_streams()
     }
 
-    /// A GPU, or simulated.
+    /// The kind of the device, a GPU or simulated.
     pub fn kind(&self) -> BackendKind {
         self.driver().kind()
     }
@@ -227,13 +228,13 @@ impl Device {
         &self.properties().name
     }
 
-    /// What the device can do.
+    /// The capabilities of the device.
     pub fn properties(&self) -> &DeviceProperties {
         self.driver().properties()
     }
 
-    /// The device's UUID: 16 bytes by which every process knows it, where numbers differ
-    /// (`CUDA_VISIBLE_DEVICES`). Of a part of a GPU (MIG) it is the part's. That of a simulated device names its
+    /// The device's UUID of 16 bytes. Every process knows the device by it, also where numbers differ
+    /// (`CUDA_VISIBLE_DEVICES`). A part of a GPU (MIG) has a UUID of its own. The UUID of a simulated device names its
     /// process.
     ///
     /// ```
@@ -247,7 +248,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of the driver call.
+    /// The errors of the driver call.
     pub fn uuid(&self) -> Result<[u8; 16]> {
         self.driver().uuid().with_context(|| format!("asking {self} for its UUID"))
     }
@@ -256,7 +257,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of the driver call.
+    /// The errors of the driver call.
     pub fn memory_info(&self) -> Result<MemoryInfo> {
         self.driver().memory_info().with_context(|| format!("asking {self} for its memory"))
     }
@@ -266,7 +267,7 @@ impl Device {
         &*self.inner.driver
     }
 
-    /// Backend and context id. Two handles with equal keys are the same device; a key is never used again.
+    /// Backend and context id. Two handles with equal keys are the same device, and a key is never used again.
     #[doc(hidden)]
     pub fn key(&self) -> (BackendKind, u64) {
         (self.kind(), self.driver().context_id())
@@ -287,8 +288,8 @@ impl Device {
         let _ = unsafe { self.driver().event_destroy(event) };
     }
 
-    /// The devices whose work may use page-locked memory of this one: every CUDA context that was
-    /// opened or given (portable memory is valid in all), or the simulated devices of one machine.
+    /// The devices whose work may use page-locked memory of this one. These are all CUDA contexts that were opened or
+    /// given, since portable memory is valid in all, or the simulated devices of one machine.
     pub(crate) fn sharing_host_memory(&self) -> Vec<Device> {
         match self.kind() {
             BackendKind::Simulated => {
@@ -300,9 +301,10 @@ impl Device {
         }
     }
 
-    /// Whether kernels of this device can reach memory of `peer`. Ask the device whose kernels run: before
-    /// `resource.enable_peer_access(&two)`, [`enable_peer_access`](crate::DeviceResource::enable_peer_access) of memory of
-    /// `one`, ask `two.can_access_peer(&one)`. A device is not its own peer.
+    /// Whether kernels of this device can reach memory of `peer`. Ask the device whose kernels run. So ask
+    /// `two.can_access_peer(&one)` before `resource.enable_peer_access(&two)`, which is
+    /// [`enable_peer_access`](crate::DeviceResource::enable_peer_access) of memory of `one`. A device is not its own
+    /// peer.
     ///
     /// ```
     /// use aquifer::{Device, sim::SimConfig};
@@ -316,7 +318,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// The errors of the driver.
     pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
         if self.kind() != peer.kind() || self == peer {
             return Ok(false);
@@ -326,7 +328,7 @@ impl Device {
         self.driver().can_access_peer(peer.driver().as_any()).with_context(wanted)
     }
 
-    /// Has kernels of this device reach the plain memory of `peer`.
+    /// Lets kernels of this device reach the plain memory of `peer`.
     pub(crate) fn enable_access_to(&self, peer: &Device) -> Result<()> {
         not_forked("a device")?;
         if self == peer {
@@ -357,8 +359,8 @@ impl Device {
         Ok(())
     }
 
-    /// The name of another device in a text that has this one's: two simulated devices may have one number, and
-    /// two contexts one GPU.
+    /// The name of another device in a text that has this one's name. Two simulated devices may have one number, and
+    /// two contexts may be of one GPU.
     #[doc(hidden)]
     pub fn name_of_other(&self, other: &Device) -> String {
         let (own, others) = (self.to_string(), other.to_string());

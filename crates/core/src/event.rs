@@ -14,7 +14,7 @@ pub(crate) struct Recorder {
     thread: u64,
     /// Between the driver's begin of the capture and its end.
     active: AtomicBool,
-    /// Its streams could not be taken out of it: no thread may use them any more.
+    /// Its streams could not be taken out of it, so no thread may use them any more.
     broken: AtomicBool,
     /// Events that were dropped while it is active. Recorded again by another thread, they would touch
     /// the graph.
@@ -63,12 +63,11 @@ impl Recorder {
     }
 }
 
-/// A point in a stream: everything that the stream had been given when the event was recorded.
+/// A point in a stream, which comes after everything that the stream had been given when the event was recorded.
 ///
-/// Made by [`Stream::record`](crate::Stream::record). Other streams wait for it without the host
-/// ([`Stream::wait`](crate::Stream::wait)), the host asks or waits for it here. Dropping it costs
-/// no driver call: a later `Event` records the driver's event again, which disturbs no wait
-/// that was enqueued before.
+/// [`Stream::record`](crate::Stream::record) makes it. Other streams wait for it without the host
+/// ([`Stream::wait`](crate::Stream::wait)). The host asks or waits for it here. A drop costs no driver call, since a
+/// later `Event` records the driver's event again. That disturbs no wait that was enqueued before.
 ///
 /// ```
 /// use aquifer::{Device, sim::SimConfig};
@@ -85,7 +84,7 @@ pub struct Event {
     handle: Arc<Handle>,
     /// Set if it is a point of a graph, where a declared capture recorded it.
     recorder: Option<Arc<Recorder>>,
-    /// It is a point of a graph that Aquifer was not told of: a stream that waits for it joins.
+    /// It is a point of a graph that Aquifer was not told of. A stream that waits for it joins the capture.
     undeclared: bool,
 }
 
@@ -116,7 +115,7 @@ impl Event {
         Ok(Self { handle, recorder: None, undeclared: false })
     }
 
-    /// The same point of a stream. It is recorded no more.
+    /// Another handle on the same point of a stream, which is not recorded again.
     #[doc(hidden)]
     pub fn share(&self) -> Self {
         let Self { handle, recorder, undeclared } = self;
@@ -170,11 +169,11 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture, which is not
-    /// disturbed if it was declared ([`Stream::capture`](crate::Stream::capture));
-    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed;
-    /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if the simulated device saw an access out of
-    /// order; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture. A declared capture
+    ///   ([`Stream::capture`](crate::Stream::capture)) is not disturbed.
+    /// - [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed.
+    /// - [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if the simulated device saw an access out of order.
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool> {
         let _site = CallSite::enter();
@@ -189,15 +188,15 @@ impl Event {
         }
     }
 
-    /// An error names the place in the crate, not the caller's.
+    /// Asks by `query`. An error names the place in the crate, not the caller's.
     fn ask(&self, query: impl FnOnce(RawEvent) -> DriverResult<bool>) -> Result<bool> {
         self.outside_of_graphs("asking whether an event is complete")?;
         query(self.raw())
             .with_context(|| format!("asking whether an event of {} is complete", self.device()))
     }
 
-    /// What [`synchronize`](Self::synchronize) returns, where [`is_complete`](Self::is_complete) has
-    /// returned `asked`: an error, or that the device has passed the event.
+    /// The result of [`synchronize`](Self::synchronize), where [`is_complete`](Self::is_complete) has returned `asked`.
+    /// It is an error, or says that the device has passed the event.
     pub(crate) fn end(&self, asked: Result<bool>) -> Result<()> {
         let is_lost = |error: &Error| error.kind() == ErrorKind::ContextLost;
         if asked.as_ref().err().is_none_or(is_lost) {

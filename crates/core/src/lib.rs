@@ -1,6 +1,7 @@
-//! Devices, streams, memory resources, page-locked memory, containers and transfers: what aquifer is made of.
+//! The crate of devices, streams, memory resources, page-locked memory, containers and transfers.
 //!
-//! Programs name `aquifer`, which re-exports what of this is for them. The modules import only those above them here:
+//! Programs name `aquifer`, which re-exports the public part of this crate. Each module imports only those above it in
+//! this table.
 //!
 //! | module | content |
 //! | --- | --- |
@@ -58,7 +59,7 @@ pub use stream::{Event, Stream};
 pub use transfer::Transfer;
 
 pub mod kernel {
-    //! Kernels of one's own, and how they are launched on a stream.
+    //! Kernels of a program, and how a stream launches them.
     //!
     //! A [`Kernel`] has PTX or a cubin for GPUs and a host function for the simulated device.
     //! [`Stream::launch`](crate::Stream::launch) makes a [`Launch`], which takes the arguments.
@@ -70,7 +71,7 @@ pub mod kernel {
 }
 
 pub mod mr {
-    //! The memory resources of this crate: those of the driver, and the pool.
+    //! The memory resources of this crate, which are those of the driver and the pool.
 
     pub use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
     pub use crate::resource::{
@@ -82,10 +83,10 @@ pub mod mr {
     };
 }
 
-/// For libraries over this crate.
+/// The magazine of one thread, for libraries over this crate.
 #[doc(hidden)]
 pub use resource::ThreadMagazine;
-/// As above.
+/// The barriers of `aquifer-sync`, for the same libraries.
 #[doc(hidden)]
 pub mod barrier {
     pub use crate::sync::barrier::{heavy, light};

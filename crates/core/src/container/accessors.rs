@@ -1,8 +1,7 @@
 //! The constructors and accessors that several containers and views have.
 
-/// Constructors in two forms: from the device's current resource, and from one that is given. They share
-/// their arguments, and the body, in which the resource is a
-/// [`ResourceHandle`](crate::resource::ResourceHandle).
+/// Makes constructors in two forms, from the device's current resource and from a given one. They share their arguments
+/// and the body, in which the resource is a [`ResourceHandle`](crate::resource::ResourceHandle).
 macro_rules! constructors {
     ($(
         $(#[$doc:meta])*
@@ -43,7 +42,8 @@ pub(super) use constructors;
 /// [`Buffer`](super::buffer::Buffer) and of the length.
 macro_rules! container {
     ([$($generics:tt)*] $name:ident: $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
-        /// Shows where it lives, not what it holds, which is on the device: the resource by its name,
+        /// The text shows where the memory lies, not the elements, which are on the device. It shows the resource by
+        /// its name,
         /// since the resource's own `Debug` shows its chain with all counts.
         impl<$($generics)*> std::fmt::Debug for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,46 +74,48 @@ macro_rules! container {
                 self.$($buffer).+.resource()
             }
 
-            /// Makes `stream` the home, ordered after all use so far. Nothing waits on the host.
+            /// Makes `stream` the home stream, ordered after all use so far. The host does not wait.
             ///
             /// # Errors
             ///
-            /// [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device to which its resource gave no
-            /// access;
-            /// [`Capture`](crate::ErrorKind::Capture) while home or `stream` is in capture; those of
-            /// the driver. Then the home is what it was.
+            /// - [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device.
+            /// - [`Capture`](crate::ErrorKind::Capture) while the home stream or `stream` is in capture.
+            /// - The errors of the driver.
+            ///
+            /// The home stream stays what it was then.
             #[track_caller]
             pub fn set_stream(&mut self, stream: &$crate::stream::Stream) -> $crate::error::Result<()> {
                 let _site = $crate::driver::CallSite::enter();
                 self.$($buffer).+.set_home(stream)
             }
 
-            /// The device's address of the first element; dangling where there is no memory. It puts
-            /// nothing in order: use it on a stream that [`on`](Self::on) or
-            /// [`on_mut`](Self::on_mut) gave a guard for, the home stream too.
+            /// The device's address of the first element, which dangles without memory. It puts nothing in order. So
+            /// use it on a stream that [`on`](Self::on) or [`on_mut`](Self::on_mut) gave a guard for, also if that is
+            /// the home stream.
             pub fn as_device_ptr(&self) -> u64 {
                 self.$($buffer).+.address()
             }
 
-            /// All of it, to read.
+            /// The whole of it, to read.
             pub fn as_slice(&self) -> $crate::container::view::DeviceSlice<'_, $element> {
                 $crate::container::view::DeviceSlice::new(&self.$($buffer).+, self.$($length).+)
             }
 
-            /// All of it, to read and write.
+            /// The whole of it, to read and write.
             pub fn as_mut_slice(&mut self) -> $crate::container::view::DeviceSliceMut<'_, $element> {
                 $crate::container::view::DeviceSliceMut::new(&self.$($buffer).+, self.$($length).+)
             }
 
-            /// To be read on `stream`, which waits for the home stream; home waits for `stream`
-            /// before it next writes or frees the memory, even if the guard is forgotten.
+            /// The container, to be read on `stream`, which waits for the home stream. The home stream waits for
+            /// `stream` before it next writes or frees the memory, even if the guard is forgotten.
             ///
             /// # Errors
             ///
-            /// [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device;
-            /// [`Capture`](crate::ErrorKind::Capture) while a capture on another thread has either
-            /// stream, or where one of the two is in a capture that the other cannot join; those of
-            /// the driver.
+            /// - [`WrongDevice`](crate::ErrorKind::WrongDevice) for a stream of another device to which its resource
+            ///   gave no access.
+            /// - [`Capture`](crate::ErrorKind::Capture) while a capture on another thread has either stream, or where
+            ///   one of the two is in a capture that the other cannot join.
+            /// - The errors of the driver.
             #[track_caller]
             pub fn on<'a, S: $crate::container::stream_ref::StreamRef>(
                 &'a self,
@@ -123,13 +125,13 @@ macro_rules! container {
                 $crate::container::on::On::new(self.as_slice(), stream)
             }
 
-            /// To be read and written on `stream`, which waits for the home stream and for all other
-            /// use; home waits for `stream` before it next touches the memory, even if the guard is
+            /// The container, to be read and written on `stream`, which waits for the home stream and for all other
+            /// use. The home stream waits for `stream` before it next touches the memory, even if the guard is
             /// forgotten.
             ///
             /// # Errors
             ///
-            /// As [`on`](Self::on).
+            /// The errors of [`on`](Self::on).
             #[track_caller]
             pub fn on_mut<'a, S: $crate::container::stream_ref::StreamRef>(
                 &'a mut self,
@@ -165,9 +167,10 @@ macro_rules! host_copies {
             ///
             /// # Errors
             ///
-            /// [`LengthMismatch`](crate::ErrorKind::LengthMismatch);
-            /// [`Capture`](crate::ErrorKind::Capture) on a stream in capture, or that a capture on
-            /// another thread has; those of the copy.
+            /// - [`LengthMismatch`](crate::ErrorKind::LengthMismatch).
+            /// - [`Capture`](crate::ErrorKind::Capture) on a stream that is in capture, or that a capture on another
+            ///   thread has.
+            /// - The errors of the copy.
             #[track_caller]
             pub fn copy_from_slice(&mut self, source: &[$element]) -> $crate::error::Result<()> {
                 let _site = $crate::driver::CallSite::enter();
@@ -179,7 +182,7 @@ macro_rules! host_copies {
             ///
             /// # Errors
             ///
-            /// As [`copy_from_slice`](Self::copy_from_slice).
+            /// The errors of [`copy_from_slice`](Self::copy_from_slice).
             #[track_caller]
             pub fn copy_to_slice(&self, target: &mut [$element]) -> $crate::error::Result<()> {
                 let _site = $crate::driver::CallSite::enter();
@@ -190,7 +193,7 @@ macro_rules! host_copies {
             ///
             /// # Errors
             ///
-            /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no space; those of
+            /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no space, and the errors of
             /// [`copy_to_slice`](Self::copy_to_slice).
             #[track_caller]
             pub fn to_vec(&self) -> $crate::error::Result<Vec<$element>> {

@@ -15,18 +15,18 @@ use crate::sync::Arc;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-/// One allocation, its resource, its home stream and its uses elsewhere. Freed in home's order when
-/// home has waited for every use.
+/// One allocation, with its resource, its home stream and its uses elsewhere. It is freed in home's order when home has
+/// waited for every use.
 pub(crate) struct Buffer {
     resource: ResourceHandle,
     home: Stream,
     block: ManuallyDrop<DeviceBlock>,
-    /// That was asked of the block, and of all that take its place. A power of two.
+    /// The alignment that was asked of the block, and of all that take its place. A power of two.
     alignment: usize,
     uses: PendingUses<UseTimeline>,
-    /// How it got its size, if that has changed.
+    /// The last change of its size, if there was one.
     growth: Option<Growth>,
-    /// Its vector was dropped, and the free is deferred: no graph of a later capture uses it.
+    /// Its vector was dropped, and the free is deferred. So no graph of a later capture uses it.
     is_deferred: bool,
 }
 
@@ -75,7 +75,8 @@ impl Buffer {
         Ok(another)
     }
 
-    /// As [`allocate_like`](Self::allocate_like), of memory that can grow where it is. `None` where the resource has none.
+    /// Like [`allocate_like`](Self::allocate_like), for memory that can grow where it lies. `None` where the resource
+    /// has none.
     pub(crate) fn allocate_growable(
         &self,
         layout: DeviceLayout,
@@ -96,8 +97,9 @@ impl Buffer {
         Ok(Some(Self::from_block(&self.home, block, self.alignment, self.resource.clone())))
     }
 
-    /// Has the block hold so many bytes where it is. Whether it does; if not, or on an error, it is as it was. Work at home
-    /// may use what it gets, and other work that is ordered after home, as by the next guard.
+    /// Extends the block to so many bytes where it lies, and returns whether it does. If not, or on an error, the block
+    /// is as it was. Work at home may use the added bytes, and so may other work that is ordered after home, as by the
+    /// next guard.
     pub(crate) fn grow_in_place(&mut self, bytes: usize, kind: VectorKind) -> Result<bool> {
         if self.block.is_empty() {
             return Ok(false);
@@ -110,8 +112,8 @@ impl Buffer {
         Ok(grown)
     }
 
-    /// As [`grow_in_place`](Self::grow_in_place), for what can be done without: by what needs no wait. An error is told by
-    /// the growth that is needed.
+    /// Like [`grow_in_place`](Self::grow_in_place), for growth that is not needed, and by steps that need no wait. An
+    /// error shows at the growth that is needed.
     pub(crate) fn grow_by_wish(&mut self, bytes: usize, kind: VectorKind) -> bool {
         if self.block.is_empty() {
             return false;
@@ -124,8 +126,8 @@ impl Buffer {
         grown
     }
 
-    /// As [`grow_in_place`](Self::grow_in_place), for fewer bytes, not none. Home waits for all uses of the others. Not in
-    /// a capture: home does not wait for them there.
+    /// Like [`grow_in_place`](Self::grow_in_place), for fewer bytes, but not for zero. Home waits for all uses of the
+    /// other bytes. It does nothing in a capture, since home does not wait for them there.
     pub(crate) fn shrink_in_place(&mut self, bytes: usize, kind: VectorKind) -> Result<bool> {
         let rest = self.memory_use(bytes..usize::MAX, true);
         let call = rest.order_on(&self.home, CapturePolicy::Join)?;
@@ -151,7 +153,7 @@ impl Buffer {
         }
     }
 
-    /// Takes the place of `self`, which is freed: its bytes were copied.
+    /// Replaces `self`, which is freed, by `other`, to which its bytes were copied.
     pub(crate) fn replace_with(&mut self, mut other: Self) {
         other.growth = (!self.block.is_empty()).then_some(Growth::Moved);
         *self = other;
@@ -233,7 +235,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Has the free wait for all that `stream` is given until then.
+    /// Makes the free wait for all that `stream` is given until then.
     pub(super) fn note_use_on(&self, stream: &Stream) {
         if *stream != self.home {
             self.uses.record_use(UseTimeline::Stream(stream.clone()), 0..usize::MAX, true);
@@ -245,8 +247,7 @@ impl Buffer {
         self.home = stream.clone();
     }
 
-    /// Takes the block out, with home ordered after every use. What is left has no memory to free; on an
-    /// error it is whole.
+    /// Takes the block out, with home ordered after every use. The rest has no memory to free. On an error it is whole.
     pub(crate) fn take_block(&mut self) -> Result<DeviceBlock> {
         // Ordered in the graph alone, the block would be in no order with former uses.
         self.make_home_wait_for_uses()?.refuse_capture("taking a vector apart")?;
@@ -254,8 +255,8 @@ impl Buffer {
         Ok(std::mem::replace(&mut self.block, DeviceBlock::new(0, 0, 0)))
     }
 
-    /// Has the block freed when the graph of home's capture is gone, which may use it; or by a later
-    /// call of the crate, where the capture in the way is another stream's.
+    /// Defers the free of the block until the graph of home's capture is gone, which may use it. If the capture in the
+    /// way is another stream's, a later call of the crate frees it.
     #[cold]
     fn defer_free_for_capture(&mut self, block: DeviceBlock) {
         let buffer = Self {
@@ -320,13 +321,13 @@ fn log_leak(block: &DeviceBlock, error: &Error) {
 /// The name of a container's type, and the size of its elements.
 pub(super) type VectorKind = fn() -> (&'static str, usize);
 
-/// That of the container `C` of elements `T`.
+/// The kind of the container `C` of elements `T`.
 pub(super) fn kind_of<C, T>() -> (&'static str, usize) {
     (std::any::type_name::<C>(), size_of::<T>())
 }
 
-/// Tells a simulated device what a block was allocated for. Takes no reference to it: a vector whose address is
-/// taken is moved once more.
+/// Tells a simulated device what a block was allocated for. It takes no reference to the block, since a vector whose
+/// address is taken is moved once more.
 #[cold]
 fn tell_made(home: &Stream, address: u64, bytes: usize, kind: VectorKind) {
     let (name, size) = kind();

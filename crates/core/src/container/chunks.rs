@@ -11,16 +11,16 @@ use bytemuck::Pod;
 use std::marker::PhantomData;
 
 impl<T: Pod> DeviceVec<T> {
-    /// Splits it into vectors of `length` elements, as [`slice::chunks`] does: the last one has what is
-    /// left, and the spare capacity. Nothing is copied. An empty vector is one chunk.
+    /// Splits it into vectors of `length` elements, as [`slice::chunks`] does. The last vector has the elements that
+    /// are left over, and the spare capacity. Nothing is copied. An empty vector is one chunk.
     ///
-    /// Each chunk is a vector of its own, at home on the same stream to begin with. So each can be in
-    /// another [`Transfer`](crate::Transfer), on another stream and on another thread, and no two
-    /// overlap. A chunk that grows past its memory moves to a block of its own. The shared memory is freed
-    /// when all chunks are gone, in the order of the first home, behind those of the chunks; a chunk that
-    /// is forgotten keeps all of it. [`from_chunks`](Self::from_chunks) gives the vector back.
+    /// Each chunk is a vector of its own, at home on the same stream to begin with. So each can be in another
+    /// [`Transfer`](crate::Transfer), on another stream and on another thread, and no two overlap. A chunk that grows
+    /// past its memory moves to a block of its own. When all chunks are gone, the shared memory is freed in the order
+    /// of the first home stream, behind those of the chunks. A chunk that is forgotten keeps all of it.
+    /// [`from_chunks`](Self::from_chunks) gives the vector back.
     ///
-    /// A pipeline over one large buffer: while the device computes on one chunk, the next is on its way.
+    /// A pipeline over one large buffer moves the next chunk while the device computes on the one before:
     ///
     /// ```
     /// use allocator_api2::vec::Vec as AllocVec;
@@ -89,8 +89,12 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for chunks of no elements; [`ErrorKind::OutOfMemory`] where the host has
-    /// none for a list of so many; [`ErrorKind::Capture`] while home is in capture; those of making home wait for uses elsewhere. The vector comes back.
+    /// - [`ErrorKind::InvalidArgument`] for chunks of no elements.
+    /// - [`ErrorKind::OutOfMemory`] where the host has no memory for a list of so many.
+    /// - [`ErrorKind::Capture`] while home is in capture.
+    /// - The errors of making home wait for uses elsewhere.
+    ///
+    /// The vector comes back.
     pub fn into_chunks(mut self, length: usize) -> Result<Vec<Self>, Refused<Self>> {
         if length == 0 {
             let elements = Count(self.length, "element");
@@ -107,8 +111,8 @@ impl<T: Pod> DeviceVec<T> {
         parts.and_then(|parts| self.cut(lengths, parts)).map_err(|error| Refused::new(error, self))
     }
 
-    /// Splits it in two: it keeps the elements before `at`, and returns the others, with the spare
-    /// capacity. The two share the memory; nothing is copied. As `bytes::BytesMut::split_off`; see
+    /// Splits it in two. It keeps the elements before `at`, and returns the others, with the spare capacity. The two
+    /// share the memory, and nothing is copied. `bytes::BytesMut::split_off` does the same. See
     /// [`into_chunks`](Self::into_chunks).
     ///
     /// ```
@@ -125,8 +129,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfBounds`] if `at` lies past the end; [`ErrorKind::Capture`] while home is in
-    /// capture; those of making home wait for uses elsewhere. Then the vector is as it was.
+    /// [`ErrorKind::OutOfBounds`] if `at` lies past the end, [`ErrorKind::Capture`] while home is in capture, and the
+    /// errors of making home wait for uses elsewhere. The vector is as it was then.
     pub fn split_off(&mut self, at: usize) -> Result<Self> {
         let elements = Count(self.length, "element");
         ensure!(
@@ -145,8 +149,8 @@ impl<T: Pod> DeviceVec<T> {
         Ok(Self { buffer: self.allocate_like(0)?, length: 0, elements: PhantomData })
     }
 
-    /// Vectors of so many elements each, and one with what is left, in `parts`. It has no memory afterwards; where
-    /// there is an error, it is as it was.
+    /// Makes `parts` of vectors of so many elements each, and of one with the elements that are left over. The vector
+    /// has no memory afterwards. On an error it is as it was.
     fn cut(
         &mut self,
         lengths: impl Iterator<Item = usize>,
@@ -183,15 +187,17 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for a vector of other memory, or one that does not follow;
-    /// [`ErrorKind::LengthMismatch`] if this one is shorter than its memory, so that elements would
-    /// move; [`ErrorKind::Capture`] while a home is in capture; those of ordering the two homes. The other
-    /// vector comes back.
+    /// - [`ErrorKind::InvalidArgument`] for a vector of other memory, or one that does not follow.
+    /// - [`ErrorKind::LengthMismatch`] if this one is shorter than its memory, so that elements would move.
+    /// - [`ErrorKind::Capture`] while a home is in capture.
+    /// - The errors of ordering the two homes.
+    ///
+    /// The other vector comes back.
     pub fn unsplit(&mut self, mut other: Self) -> Result<(), Refused<Self>> {
         self.join(&mut other).map_err(|error| Refused::new(error, other))
     }
 
-    /// Leaves `other` without memory; where there is an error, it is as it was, but for its home.
+    /// Leaves `other` without memory. On an error `other` is as it was, but for its home.
     fn join(&mut self, other: &mut Self) -> Result<()> {
         not_forked("a vector")?;
         if other.buffer.bytes() == 0 {
@@ -239,13 +245,13 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    /// One vector of chunks that lie side by side, in any order: the way back from
-    /// [`into_chunks`](Self::into_chunks). Its home is that of the chunk that comes first in memory. Of
-    /// all chunks it is the vector that was split.
+    /// One vector of chunks that lie side by side, in any order. It is the way back from
+    /// [`into_chunks`](Self::into_chunks). The first chunk in memory gives it its home stream. All chunks together are
+    /// the vector that was split.
     ///
     /// # Errors
     ///
-    /// As [`unsplit`](Self::unsplit), and [`ErrorKind::InvalidArgument`] where there are none. All
+    /// The errors of [`unsplit`](Self::unsplit), and [`ErrorKind::InvalidArgument`] if there are no chunks. All
     /// elements come back, in fewer chunks maybe.
     pub fn from_chunks(chunks: impl IntoIterator<Item = Self>) -> Result<Self, Refused<Vec<Self>>> {
         let mut chunks: Vec<Self> = chunks.into_iter().collect();

@@ -1,4 +1,4 @@
-//! Copies of views: to the host and from it, and between devices.
+//! Copies of views, to the host and from it, and between devices.
 
 use super::accessors::host_copies;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
@@ -16,8 +16,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::LengthMismatch`]; [`ErrorKind::Capture`] on a stream in capture; those of the
-    /// copy.
+    /// [`ErrorKind::LengthMismatch`], [`ErrorKind::Capture`] on a stream in capture, and the errors of the copy.
     #[track_caller]
     pub fn copy_to_slice(&self, target: &mut [T]) -> Result<()> {
         let _site = CallSite::enter();
@@ -28,7 +27,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::to_vec`](crate::DeviceVec::to_vec).
+    /// The errors of [`DeviceVec::to_vec`](crate::DeviceVec::to_vec).
     #[track_caller]
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let _site = CallSite::enter();
@@ -43,7 +42,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::to_vec_in`](crate::DeviceVec::to_vec_in).
+    /// The errors of [`DeviceVec::to_vec_in`](crate::DeviceVec::to_vec_in).
     #[track_caller]
     pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
         let _site = CallSite::enter();
@@ -74,7 +73,7 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`DeviceVec::copy_from`](crate::DeviceVec::copy_from).
     #[track_caller]
     pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
         let _site = CallSite::enter();

@@ -11,12 +11,11 @@ use crate::stream::Stream;
 use bytemuck::Pod;
 use std::marker::PhantomData;
 
-/// A slice of plain data in device memory whose length never changes: `Box<[T]>` on the GPU.
+/// A slice of plain data in device memory whose length never changes, like `Box<[T]>` on the GPU.
 ///
-/// What a [`DeviceVec`] becomes when it has grown for the last time: it has no spare capacity beyond
-/// what its resource rounds up, and its elements keep their address. Neither way copies if the vector
-/// is full. For a single value there is
-/// [`DeviceScalar`](crate::DeviceScalar), so a `DeviceBox` of a sized type has no use here.
+/// A [`DeviceVec`] becomes one when it has grown for the last time. It has no spare capacity but what its resource
+/// rounds up, and its elements keep their address. A full vector is converted without a copy, either way.
+/// [`DeviceScalar`](crate::DeviceScalar) holds a single value, so a `DeviceBox` of a sized type has no use here.
 ///
 /// It has a home stream, and goes wherever a vector goes. RMM has no counterpart.
 ///
@@ -38,12 +37,12 @@ pub struct DeviceBox<B: ?Sized> {
 }
 
 impl<T: Pod> DeviceVec<T> {
-    /// The elements as a slice that keeps its length, in place if there is no capacity to give up: see
-    /// [`shrink_to_fit`](Self::shrink_to_fit).
+    /// The elements as a slice that keeps its length. They stay in place if there is no capacity to give up, as
+    /// [`shrink_to_fit`](Self::shrink_to_fit) explains.
     ///
     /// # Errors
     ///
-    /// As there; then the vector comes back.
+    /// The errors of `shrink_to_fit`. The vector comes back with the error.
     #[track_caller]
     pub fn into_boxed_slice(mut self) -> Result<DeviceBox<[T]>, Refused<Self>> {
         let _site = CallSite::enter();

@@ -15,17 +15,16 @@ use std::marker::PhantomData;
 
 /// Untyped device memory of any size and alignment.
 ///
-/// It has a home stream, as a [`DeviceVec`] has, and all that it does by itself, its free included,
-/// happens in that stream's order. Its [length](Self::len) is what it was asked to hold, and its
-/// [capacity](Self::capacity) what it holds without another allocation; both are in bytes. When it
-/// grows it grows to exactly what was asked, where a vector doubles: it is made for few, large
-/// allocations.
+/// It has a home stream, as a [`DeviceVec`] has, and all its own work, its free included, happens in that stream's
+/// order. Its [length](Self::len) is the number of bytes that it was asked to hold. Its [capacity](Self::capacity) is
+/// the number that it holds without another allocation. Both are in bytes. It grows to exactly the size that was asked,
+/// while a vector doubles, since it is made for few, large allocations.
 ///
-/// It goes wherever a vector of bytes goes; [`into_vec`](Self::into_vec) and
-/// [`view`](Self::view) give its bytes a type, without a copy.
+/// A buffer goes wherever a vector of bytes goes. [`into_vec`](Self::into_vec) and [`view`](Self::view) give its bytes
+/// a type, without a copy.
 ///
-/// RMM: `device_buffer`. There, what is added is never written, memory that is used on another
-/// stream than the stored one is freed too early, and alignments over 256 bytes are refused.
+/// RMM has `device_buffer`. There, added bytes are never written, memory that is used on another stream than the stored
+/// one is freed too early, and alignments over 256 bytes are refused.
 ///
 /// ```
 /// use aquifer::{Device, DeviceBuffer};
@@ -62,7 +61,7 @@ impl DeviceBuffer {
         ///
         /// # Errors
         ///
-        /// Those of [`current_device_resource`](crate::mr::current_device_resource).
+        /// The errors of [`current_device_resource`](crate::mr::current_device_resource).
         pub fn new(stream: &Stream) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
         ///
@@ -73,19 +72,20 @@ impl DeviceBuffer {
             Ok(Self { bytes: DeviceVec::unwritten::<Self>(stream, DeviceLayout::new(0)?, resource)? })
         }
 
-        /// `bytes` bytes of the value zero. Nothing waits on the host.
+        /// A buffer of `bytes` bytes of the value zero. The host does not wait.
         ///
         /// # Errors
         ///
-        /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory);
-        /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows;
-        /// those of the driver.
+        /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory),
+        /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows, and the errors
+        /// of the driver.
         pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self>;
         /// As [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
-        /// As there, and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of
+        /// The errors of [`zeroed`](Self::zeroed), and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if
+        /// `stream` is of
         /// another device.
         pub fn zeroed_in(.., resource) {
             Ok(Self { bytes: DeviceVec::filled::<Self>(stream, DeviceLayout::new(bytes)?, 0, resource)? })
@@ -107,14 +107,13 @@ impl DeviceBuffer {
         ///
         /// # Errors
         ///
-        /// As [`zeroed`](Self::zeroed), and those of the resource for an alignment that it does not
-        /// have.
+        /// The errors of [`zeroed`](Self::zeroed), and those of the resource for an alignment that it does not have.
         pub fn with_layout(stream: &Stream, layout: DeviceLayout) -> Result<Self>;
         /// As [`with_layout`](Self::with_layout), from `resource`.
         ///
         /// # Errors
         ///
-        /// As there, and as [`zeroed_in`](Self::zeroed_in).
+        /// The errors of [`with_layout`](Self::with_layout) and of [`zeroed_in`](Self::zeroed_in).
         pub fn with_layout_in(.., resource) {
             Ok(Self { bytes: DeviceVec::filled::<Self>(stream, layout, 0, resource)? })
         }
@@ -124,13 +123,13 @@ impl DeviceBuffer {
         ///
         /// # Errors
         ///
-        /// As [`zeroed`](Self::zeroed), and those of the copy.
+        /// The errors of [`zeroed`](Self::zeroed), and those of the copy.
         pub fn from_slice(stream: &Stream, source: &[u8]) -> Result<Self>;
         /// As [`from_slice`](Self::from_slice), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`zeroed_in`](Self::zeroed_in), and those of the copy.
+        /// The errors of [`zeroed_in`](Self::zeroed_in), and those of the copy.
         pub fn from_slice_in(.., resource) {
             Ok(Self { bytes: DeviceVec::copy_of::<Self>(stream, source, resource)? })
         }
@@ -150,13 +149,13 @@ impl DeviceBuffer {
         ///
         /// # Errors
         ///
-        /// As [`zeroed`](Self::zeroed), and as [`DeviceVec::copy_from`].
+        /// The errors of [`zeroed`](Self::zeroed) and of [`DeviceVec::copy_from`].
         pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self>;
         /// As [`copy_of`](Self::copy_of), from `resource`.
         ///
         /// # Errors
         ///
-        /// As there, and as [`zeroed_in`](Self::zeroed_in).
+        /// The errors of [`copy_of`](Self::copy_of) and of [`zeroed_in`](Self::zeroed_in).
         pub fn copy_of_in(.., resource) {
             let source = source.as_device_slice().as_bytes();
             let layout = DeviceLayout::new(source.len())?;
@@ -165,7 +164,7 @@ impl DeviceBuffer {
             Ok(Self { bytes })
         }
 
-        /// `bytes` bytes that are not written yet: all that RMM's constructor of a size gives.
+        /// A buffer of `bytes` bytes that are not written yet. RMM's constructor of a size gives no more than that.
         ///
         /// ```
         /// use aquifer::{Device, DeviceBuffer};
@@ -180,35 +179,35 @@ impl DeviceBuffer {
         ///
         /// # Errors
         ///
-        /// As [`zeroed`](Self::zeroed).
+        /// The errors of [`zeroed`](Self::zeroed).
         ///
         /// # Safety
         ///
-        /// As [`DeviceVec::uninit`]: bytes are written before they are read.
+        /// Bytes are written before they are read, as with [`DeviceVec::uninit`].
         pub [unsafe] fn uninit(stream: &Stream, bytes: usize) -> Result<Self>;
         /// As [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`zeroed_in`](Self::zeroed_in).
+        /// The errors of [`zeroed_in`](Self::zeroed_in).
         ///
         /// # Safety
         ///
-        /// As [`uninit`](Self::uninit).
+        /// The condition of [`uninit`](Self::uninit).
         pub fn uninit_in(.., resource) {
             Ok(Self { bytes: DeviceVec::unwritten::<Self>(stream, DeviceLayout::new(bytes)?, resource)? })
         }
     }
 
-    /// As [`with_layout_in`](Self::with_layout_in), of bytes that are not written yet.
+    /// Like [`with_layout_in`](Self::with_layout_in), with bytes that are not written yet.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`with_layout_in`](Self::with_layout_in).
     ///
     /// # Safety
     ///
-    /// As [`uninit`](Self::uninit).
+    /// The condition of [`uninit`](Self::uninit).
     #[track_caller]
     pub unsafe fn uninit_with_layout_in(
         stream: &Stream,
@@ -220,12 +219,12 @@ impl DeviceBuffer {
         Ok(Self { bytes: DeviceVec::unwritten::<Self>(stream, layout, resource)? })
     }
 
-    /// A copy of it, from the same resource, at home on the same stream, of the same alignment, with
-    /// space for its bytes alone. Nothing waits on the host.
+    /// A copy of it, from the same resource, at home on the same stream, of the same alignment. It has space for its
+    /// bytes alone. The host does not wait.
     ///
     /// # Errors
     ///
-    /// As [`zeroed`](Self::zeroed), and those of the copy.
+    /// The errors of [`zeroed`](Self::zeroed), and those of the copy.
     #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
         let _site = CallSite::enter();
@@ -234,7 +233,7 @@ impl DeviceBuffer {
         Ok(Self { bytes })
     }
 
-    /// The number of bytes: RMM's `size`.
+    /// The number of bytes, which is RMM's `size`.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -249,7 +248,7 @@ impl DeviceBuffer {
         self.bytes.capacity()
     }
 
-    /// How its capacity was changed last: as [`DeviceVec::growth`].
+    /// The last change of its capacity, as by [`DeviceVec::growth`].
     pub fn growth(&self) -> Option<Growth> {
         self.bytes.growth()
     }
@@ -265,30 +264,30 @@ impl DeviceBuffer {
     ///
     /// # Errors
     ///
-    /// As [`zeroed`](Self::zeroed); then the buffer is as it was.
+    /// The errors of [`zeroed`](Self::zeroed). The buffer is as it was then.
     #[track_caller]
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         let _site = CallSite::enter();
         self.reallocate(|bytes| bytes.reserve_exact(additional))
     }
 
-    /// Gives up capacity beyond the bytes, as [`DeviceVec::shrink_to_fit`].
+    /// Gives up capacity beyond the bytes, as [`DeviceVec::shrink_to_fit`] does.
     ///
     /// # Errors
     ///
-    /// As [`zeroed`](Self::zeroed); then the buffer is as it was.
+    /// The errors of [`zeroed`](Self::zeroed). The buffer is as it was then.
     #[track_caller]
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         let _site = CallSite::enter();
         self.reallocate(DeviceVec::shrink_to_fit)
     }
 
-    /// Makes it `bytes` long: cuts the rest off and keeps the capacity, or adds bytes of the value
-    /// zero, in a new block of exactly this size if they do not fit. Nothing waits on the host.
+    /// Makes it `bytes` long. It cuts the rest off and keeps the capacity, or adds bytes of the value zero. If they do
+    /// not fit, it takes a new block of exactly this size. The host does not wait.
     ///
     /// # Errors
     ///
-    /// As [`zeroed`](Self::zeroed); then the buffer is as long as it was.
+    /// The errors of [`zeroed`](Self::zeroed). The buffer is as long as it was then.
     #[track_caller]
     pub fn resize_zeroed(&mut self, bytes: usize) -> Result<()> {
         let _site = CallSite::enter();
@@ -296,7 +295,7 @@ impl DeviceBuffer {
         self.bytes.resize(bytes, 0)
     }
 
-    /// As [`resize_zeroed`](Self::resize_zeroed), and as RMM's: the added bytes are not written.
+    /// Like [`resize_zeroed`](Self::resize_zeroed), but the added bytes are not written, as with RMM.
     ///
     /// ```
     /// use aquifer::{Device, DeviceBuffer};
@@ -312,11 +311,11 @@ impl DeviceBuffer {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`resize_zeroed`](Self::resize_zeroed).
     ///
     /// # Safety
     ///
-    /// As [`uninit`](Self::uninit), for the bytes that are added.
+    /// The condition of [`uninit`](Self::uninit), for the bytes that are added.
     #[track_caller]
     pub unsafe fn resize_uninit(&mut self, bytes: usize) -> Result<()> {
         let _site = CallSite::enter();
@@ -325,12 +324,12 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Overwrites all bytes with those of `source`, of as many bytes, on this device or another, in
-    /// this buffer's home order. Nothing waits on the host.
+    /// Overwrites all bytes with those of `source`, of as many bytes, on this device or another. It happens in the
+    /// order of this buffer's home stream. The host does not wait.
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::copy_from`].
+    /// The errors of [`DeviceVec::copy_from`].
     #[track_caller]
     pub fn copy_from<T: Pod>(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
         let _site = CallSite::enter();
@@ -343,7 +342,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     ///
-    /// As [`into_vec`](Self::into_vec).
+    /// The errors of [`into_vec`](Self::into_vec).
     pub fn view<T: Pod>(&self) -> Result<DeviceSlice<'_, T>> {
         let length = self.bytes.length_as::<T>()?;
         Ok(DeviceSlice::new(&self.bytes.buffer, length))
@@ -363,29 +362,29 @@ impl DeviceBuffer {
     ///
     /// # Errors
     ///
-    /// As [`into_vec`](Self::into_vec).
+    /// The errors of [`into_vec`](Self::into_vec).
     pub fn view_mut<T: Pod>(&mut self) -> Result<DeviceSliceMut<'_, T>> {
         let length = self.bytes.length_as::<T>()?;
         Ok(DeviceSliceMut::new(&self.bytes.buffer, length))
     }
 
-    /// The same memory as a vector, with all of its capacity. Blocks that the vector grows into have the
-    /// alignment of its elements and that of the buffer, 256 bytes at least.
+    /// A vector in the same memory, with all of its capacity. Blocks that the vector grows into have the alignment of
+    /// its elements and that of the buffer, 256 bytes at least.
     ///
     /// RMM has the other way alone (`device_uvector::release`), which is `DeviceBuffer::from`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) if the bytes are no whole
-    /// number of `T`s; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has
-    /// no size or wants more alignment than the memory has. The buffer comes back with the error.
+    /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) if the bytes are no whole number of `T`s, and
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size or wants more alignment
+    /// than the memory has. The buffer comes back with the error.
     pub fn into_vec<T: Pod>(self) -> Result<DeviceVec<T>, Refused<Self>> {
         let refused = |Refused { error, value: bytes }| Refused::new(error, Self { bytes });
         self.bytes.cast().map_err(refused)
     }
 }
 
-/// The vector's memory, with all of its capacity: RMM's `device_uvector::release`.
+/// The vector's memory, with all of its capacity, as by RMM's `device_uvector::release`.
 impl<T: Pod> From<DeviceVec<T>> for DeviceBuffer {
     fn from(vec: DeviceVec<T>) -> Self {
         let length = vec.size_in_bytes();

@@ -10,19 +10,19 @@ use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 use bytemuck::Pod;
 
-/// One value of plain data in device memory: a kernel's counter, sum or flag.
+/// One value of plain data in device memory, such as a kernel's counter, sum or flag.
 ///
-/// A [`DeviceVec`] of one element that stays one: it has a home stream, and all that it does by
-/// itself, its free included, happens in that stream's order. It goes wherever a vector goes, as a
-/// kernel's argument or as the source of a copy; with cudarc, as `scalar.as_slice().cuda()`.
+/// It is a [`DeviceVec`] that always has one element. It has a home stream, and all its own work, its free included,
+/// happens in that stream's order. A scalar goes wherever a vector goes, as a kernel's argument or as the source of a
+/// copy. With cudarc, it goes as `scalar.as_slice().cuda()`.
 ///
 /// Only [`value`](Self::value) waits for the device. To read without a wait, download it inside a
 /// [`scope`](Stream::scope), or turn it [into a vector](Self::into_vec) that
 /// [`Stream::download`] owns while the copy runs.
 ///
-/// RMM: `device_scalar`. There, the value to set is borrowed until the device has read it, which
-/// nothing checks, and a `bool` may come back with a value that is none; here, the value travels in
-/// the driver's call, and such types are no [`Pod`](https://docs.rs/bytemuck/1/bytemuck/trait.Pod.html).
+/// RMM has `device_scalar`. There, the value to set is borrowed until the device has read it, which nothing checks, and
+/// a `bool` may come back with a value that is none. Here, the value travels in the driver's call, and such types are
+/// no [`Pod`](https://docs.rs/bytemuck/1/bytemuck/trait.Pod.html).
 ///
 /// ```
 /// use aquifer::{Device, DeviceScalar};
@@ -35,14 +35,14 @@ use bytemuck::Pod;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 ///
-/// This does not compile, since a `bool` is not plain data: of its bit patterns two alone are values.
+/// This does not compile, since a `bool` is not plain data. Only two of its bit patterns are values.
 ///
 /// ```compile_fail
 /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
 /// let flag = aquifer::DeviceScalar::new(&stream, true);
 /// ```
 pub struct DeviceScalar<T: Pod> {
-    /// Exactly one element: nothing here gives it out to be made longer or shorter.
+    /// A vector of exactly one element. No function here gives it out to be made longer or shorter.
     vec: DeviceVec<T>,
 }
 
@@ -50,11 +50,11 @@ container!([T: Pod] DeviceScalar: DeviceScalar<T>, T, vec.buffer, vec.length);
 
 impl<T: Pod> DeviceScalar<T> {
     constructors! {
-        /// `value`, at home on `stream`, from the device's current resource. Nothing waits on the host.
+        /// A scalar of `value`, at home on `stream`, from the device's current resource. The host does not wait.
         ///
         /// # Errors
         ///
-        /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::InvalidArgument`] if `T` has no size; those of
+        /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] if `T` has no size, and the errors of
         /// [`current_device_resource`](crate::mr::current_device_resource) and of the driver.
         pub fn new(stream: &Stream, value: T) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
@@ -72,7 +72,7 @@ impl<T: Pod> DeviceScalar<T> {
         ///
         /// # Errors
         ///
-        /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
+        /// The errors of [`new`](Self::new), and [`ErrorKind::WrongDevice`] if `stream` is of another device.
         pub fn new_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
             Ok(Self { vec: DeviceVec::filled::<Self>(stream, layout, value, resource)? })
@@ -82,13 +82,13 @@ impl<T: Pod> DeviceScalar<T> {
         ///
         /// # Errors
         ///
-        /// As [`new`](Self::new).
+        /// The errors of [`new`](Self::new).
         pub fn zeroed(stream: &Stream) -> Result<Self>;
         /// As [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`new_in`](Self::new_in).
+        /// The errors of [`new_in`](Self::new_in).
         pub fn zeroed_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
             Ok(Self { vec: DeviceVec::filled::<Self>(stream, layout, T::zeroed(), resource)? })
@@ -109,21 +109,21 @@ impl<T: Pod> DeviceScalar<T> {
         ///
         /// # Errors
         ///
-        /// As [`new`](Self::new).
+        /// The errors of [`new`](Self::new).
         ///
         /// # Safety
         ///
-        /// As [`DeviceVec::uninit`]: it is written before it is read.
+        /// The value is written before it is read, as with [`DeviceVec::uninit`].
         pub [unsafe] fn uninit(stream: &Stream) -> Result<Self>;
         /// As [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`new_in`](Self::new_in).
+        /// The errors of [`new_in`](Self::new_in).
         ///
         /// # Safety
         ///
-        /// As [`uninit`](Self::uninit).
+        /// The condition of [`uninit`](Self::uninit).
         pub fn uninit_in(.., resource) {
             Ok(Self { vec: DeviceVec::unwritten::<Self>(stream, DeviceLayout::array::<T>(1)?, resource)? })
         }
@@ -133,39 +133,38 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while home is in capture, on this thread or another; those of the copy.
+    /// [`ErrorKind::Capture`] while home is in capture, on this thread or another, and the errors of the copy.
     #[track_caller]
     pub fn value(&self) -> Result<T> {
         let _site = CallSite::enter();
         self.vec.get(0)
     }
 
-    /// Overwrites the value, in home's order. Nothing waits on the host, and `value` need not live
-    /// on: it travels in the driver's calls, one for each 4 bytes unless it repeats a word.
+    /// Overwrites the value, in home's order. The host does not wait, and `value` need not live on. It travels in the
+    /// driver's calls, one for each 4 bytes unless it repeats a word.
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::fill`].
+    /// The errors of [`DeviceVec::fill`].
     #[track_caller]
     pub fn set_value(&mut self, value: T) -> Result<()> {
         let _site = CallSite::enter();
         self.vec.fill(value)
     }
 
-    /// Overwrites all bytes with zero, in home's order: `0.0`, never `-0.0`. Nothing waits on the
-    /// host.
+    /// Overwrites all bytes with zero, in home's order. A float becomes `0.0`, never `-0.0`. The host does not wait.
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::fill`].
+    /// The errors of [`DeviceVec::fill`].
     #[track_caller]
     pub fn set_to_zero(&mut self) -> Result<()> {
         let _site = CallSite::enter();
         self.vec.fill(T::zeroed())
     }
 
-    /// Overwrites the value with that of `source`, of one element, on this device or another, in
-    /// home's order. Nothing waits on the host.
+    /// Overwrites the value with the one element of `source`, on this device or another, in home's order. The host does
+    /// not wait.
     ///
     /// ```
     /// use aquifer::{Device, DeviceScalar, DeviceVec};
@@ -180,18 +179,18 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::copy_from`].
+    /// The errors of [`DeviceVec::copy_from`].
     #[track_caller]
     pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
         let _site = CallSite::enter();
         self.vec.copy_from(source)
     }
 
-    /// A copy of it, from the same resource, at home on the same stream. Nothing waits on the host.
+    /// A copy of it, from the same resource, at home on the same stream. The host does not wait.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and those of the copy.
+    /// The errors of [`new`](Self::new), and those of the copy.
     #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
         let _site = CallSite::enter();
@@ -202,7 +201,7 @@ impl<T: Pod> DeviceScalar<T> {
 
     /// The vector of one element that it is. `DeviceScalar::try_from` is the way back.
     ///
-    /// Here to read the value while the host goes on:
+    /// A transfer of that vector reads the value while the host goes on:
     ///
     /// ```
     /// use aquifer::{Device, DeviceScalar};

@@ -17,17 +17,17 @@ use bytemuck::Pod;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 
-/// A growable vector of plain data in device memory: `Vec<T>` on the GPU.
+/// A growable vector of plain data in device memory, like `Vec<T>` on the GPU.
 ///
-/// It has a *home stream*: constructors take it first, and all that the vector does by itself, its
-/// free included, happens in that stream's order. Nothing waits for the device unless it says so,
-/// and one stream alone makes no event. [`on`](Self::on) and [`on_mut`](Self::on_mut) use it on
-/// another stream; the order between the two is kept even if the guard is forgotten.
+/// It has a *home stream*, which constructors take first. All its own work, its free included, happens in that stream's
+/// order. A call waits for the device only if its documentation says so, and a vector on one stream alone makes no
+/// event. [`on`](Self::on) and [`on_mut`](Self::on_mut) use it on another stream. The order between the two is kept
+/// even if the guard is forgotten.
 ///
 /// Memory comes from the device's [current resource](crate::mr::current_device_resource), or from the
 /// one that an `*_in` constructor is given, and goes back there.
 ///
-/// RMM: `device_uvector`, with growth.
+/// RMM has `device_uvector`, without growth.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec};
@@ -41,8 +41,8 @@ use std::ops::RangeBounds;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 ///
-/// An element must be plain data, any bit pattern of which is a value. So this does not compile: of a
-/// `bool`'s bit patterns two alone are values.
+/// An element must be plain data, any bit pattern of which is a value. So this does not compile, since only two of a
+/// `bool`'s bit patterns are values.
 ///
 /// ```compile_fail
 /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
@@ -109,15 +109,15 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// # Errors
         ///
-        /// Those of [`current_device_resource`](crate::mr::current_device_resource);
+        /// The errors of [`current_device_resource`](crate::mr::current_device_resource), and
         /// [`ErrorKind::InvalidArgument`] if `T` has no size.
         pub fn new(stream: &Stream) -> Result<Self>;
         /// As [`new`](Self::new), from `resource`.
         ///
         /// # Errors
         ///
-        /// [`ErrorKind::WrongDevice`] if `stream` is of another device; [`ErrorKind::InvalidArgument`]
-        /// if `T` has no size.
+        /// [`ErrorKind::WrongDevice`] if `stream` is of another device, and [`ErrorKind::InvalidArgument`] if `T` has
+        /// no size.
         pub fn new_in(.., resource) {
             Self::allocate::<Self>(stream, DeviceLayout::array::<T>(0)?, resource)
         }
@@ -126,14 +126,15 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// # Errors
         ///
-        /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] for a size that overflows, those
-        /// of the driver.
+        /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] for a size that overflows, and the errors of the
+        /// driver.
         pub fn with_capacity(stream: &Stream, capacity: usize) -> Result<Self>;
         /// As [`with_capacity`](Self::with_capacity), from `resource`.
         ///
         /// # Errors
         ///
-        /// As there, and [`ErrorKind::WrongDevice`] if `stream` is of another device.
+        /// The errors of [`with_capacity`](Self::with_capacity), and [`ErrorKind::WrongDevice`] if `stream` is of
+        /// another device.
         pub fn with_capacity_in(.., resource) {
             Self::allocate::<Self>(stream, DeviceLayout::array::<T>(capacity)?, resource)
         }
@@ -142,13 +143,13 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// # Errors
         ///
-        /// As [`with_capacity`](Self::with_capacity).
+        /// The errors of [`with_capacity`](Self::with_capacity).
         pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
         /// As [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`with_capacity_in`](Self::with_capacity_in).
+        /// The errors of [`with_capacity_in`](Self::with_capacity_in).
         pub fn zeroed_in(.., resource) {
             Self::filled::<Self>(stream, DeviceLayout::array::<T>(length)?, T::zeroed(), resource)
         }
@@ -157,26 +158,30 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// # Errors
         ///
-        /// As [`with_capacity`](Self::with_capacity), and those of the copy.
+        /// The errors of [`with_capacity`](Self::with_capacity), and those of the copy.
         pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
         /// As [`from_slice`](Self::from_slice), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
+        /// The errors of [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
         pub fn from_slice_in(.., resource) {
             Self::copy_of::<Self>(stream, source, resource)
         }
 
-        /// `length` elements that are not written yet: RMM's main point, since the first kernel writes most
-        /// buffers whole.
+        /// A vector of `length` elements that are not written yet. RMM's vector never writes them, since the first
+        /// kernel writes most buffers whole.
         ///
-        /// The simulated device reports a read of bytes that were not written since they were allocated. Memory
-        /// that a pool hands out again is not written there either, though its former user wrote to it. Three
-        /// kinds of memory count as written: what the host reaches without a call (managed, page-locked and
-        /// ordinary memory); what a resource of your own hands out again; what a pool hands out again on a device
-        /// [`without_pool_checks`](crate::sim::SimConfig::without_pool_checks). A GPU reports nothing, and reads
-        /// what the former user left.
+        /// The simulated device reports a read of bytes that were not written since they were allocated. Memory that a
+        /// pool hands out again is not written there either, though its former user wrote to it. Three kinds of memory
+        /// count as written:
+        ///
+        /// - memory that the host reaches without a call, which is managed, page-locked and ordinary memory
+        /// - memory that a resource of your own hands out again
+        /// - memory that a pool hands out again on a device
+        ///   [`without_pool_checks`](crate::sim::SimConfig::without_pool_checks)
+        ///
+        /// A GPU reports nothing, and reads the bytes that the former user left.
         ///
         /// ```
         /// use aquifer::{Device, DeviceVec};
@@ -191,50 +196,53 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// # Errors
         ///
-        /// As [`with_capacity`](Self::with_capacity).
+        /// The errors of [`with_capacity`](Self::with_capacity).
         ///
         /// # Safety
         ///
-        /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so
-        /// what is read too early has no defined value, but another program's data may be in it.)
+        /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so an element that
+        /// is read too early has no defined value, but another program's data may be in it.)
         pub [unsafe] fn uninit(stream: &Stream, length: usize) -> Result<Self>;
         /// As [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`with_capacity_in`](Self::with_capacity_in).
+        /// The errors of [`with_capacity_in`](Self::with_capacity_in).
         ///
         /// # Safety
         ///
-        /// As [`uninit`](Self::uninit).
+        /// The condition of [`uninit`](Self::uninit).
         pub fn uninit_in(.., resource) {
             Self::unwritten::<Self>(stream, DeviceLayout::array::<T>(length)?, resource)
         }
     }
 
-    /// Elements that fit without a new allocation.
+    /// The number of elements that fit without a new allocation.
     pub fn capacity(&self) -> usize {
         self.buffer.bytes() / size_of::<T>()
     }
 
-    /// How its capacity was changed last; `None` if it was not, since it got memory.
+    /// The last change of its capacity, or `None` if there was none since it got memory.
     ///
-    /// It changes in place where its memory comes from a [pool](crate::PoolResource) on
-    /// [handles](crate::mr::Handles), from one granule on, which is 2 MiB on today's GPUs. Memory is mapped
-    /// behind what is there: by the next granule where elements are added, so that a vector has no more than it needs. The
-    /// first growth moves it, unless free memory or addresses lie behind it. From then on it has addresses of its own, for all
-    /// memory of the device.
+    /// The capacity changes in place if the memory comes from a [pool](crate::PoolResource) on
+    /// [handles](crate::mr::Handles) and has one granule or more, which is 2 MiB on today's GPUs. Memory is mapped
+    /// behind the vector by the next granule where elements are added, so that it has no more than it needs. The first
+    /// growth moves it, unless free memory or addresses lie behind it. From then on it has addresses of its own, for
+    /// all memory of the device.
     ///
-    /// Elsewhere it moves: from another resource, also where a pool lies below it (binning, arena, fixed-size); through an
-    /// adaptor that cannot hand this on (checked, thread-safe, prefetching and registering ones); in a pool on blocks, as
-    /// one over another pool or an adaptor is; as a part of a vector that was split; where a pool has no more
-    /// addresses, of which it reserves 8 TiB for this.
+    /// The vector moves in these cases:
     ///
-    /// The address stays, and more memory lies behind it. A library that registered the vector's memory by its address has
-    /// to do that again: see [`VirtualResource`](crate::mr::VirtualResource).
+    /// - from another resource, also one over a pool (binning, arena, fixed-size)
+    /// - through an adaptor that cannot hand this on (checked, thread-safe, prefetching and registering ones)
+    /// - in a pool on blocks, as one over another pool or an adaptor is
+    /// - as a part of a vector that was split
+    /// - from a pool that has no more addresses, of which it reserves 8 TiB for this
     ///
-    /// The first memory of an empty vector is no change. A shrink is one. What a vector gets in a capture is its own, as what
-    /// it had: the graph does not keep it.
+    /// The address stays, and more memory lies behind it. A library that registered the vector's memory by its address
+    /// has to do that again, as [`VirtualResource`](crate::mr::VirtualResource) explains.
+    ///
+    /// The first memory of an empty vector is no change. A shrink is one. Memory that a vector gets in a capture is its
+    /// own, like the memory that it had, since the graph does not keep it.
     ///
     /// ```
     /// use aquifer::{
@@ -274,8 +282,8 @@ impl<T: Pod> DeviceVec<T> {
 
     /// Two parts of it, before and from `middle`, to be used at once, on two streams too.
     ///
-    /// Two calls of [`slice_mut`](Self::slice_mut) do not give them. This does not compile, since the second
-    /// call would borrow the vector while the first slice still does:
+    /// Two calls of [`slice_mut`](Self::slice_mut) do not give them. This does not compile, since the second call would
+    /// borrow the vector while the first slice still does:
     ///
     /// ```compile_fail
     /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
@@ -296,8 +304,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfBounds`]; [`ErrorKind::Capture`] while home is in capture, on this thread or
-    /// another; those of the copy.
+    /// [`ErrorKind::OutOfBounds`], [`ErrorKind::Capture`] while home is in capture, on this thread or another, and the
+    /// errors of the copy.
     #[track_caller]
     pub fn get(&self, index: usize) -> Result<T> {
         let _site = CallSite::enter();
@@ -311,8 +319,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfBounds`]; [`ErrorKind::Capture`] while home is in capture, on this thread or
-    /// another; those of the copy.
+    /// [`ErrorKind::OutOfBounds`], [`ErrorKind::Capture`] while home is in capture, on this thread or another, and the
+    /// errors of the copy.
     #[track_caller]
     pub fn set(&mut self, index: usize, value: T) -> Result<()> {
         let _site = CallSite::enter();
@@ -320,8 +328,8 @@ impl<T: Pod> DeviceVec<T> {
         blocking::upload(std::slice::from_ref(&value), &mut self.slice_mut(index..=index)?)
     }
 
-    /// Overwrites all elements with those of `source`, of the same length, on this device or
-    /// another, in this vector's home order. Nothing waits on the host.
+    /// Overwrites all elements with those of `source`, of the same length, on this device or another. It happens in the
+    /// order of this vector's home stream. The host does not wait.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};
@@ -336,9 +344,11 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::LengthMismatch`]; [`ErrorKind::WrongDevice`] between a GPU and a simulated
-    /// device; [`ErrorKind::Capture`] while a capture on another thread has either home, or where one of
-    /// the two is in a capture that the other cannot join; those of the driver.
+    /// - [`ErrorKind::LengthMismatch`].
+    /// - [`ErrorKind::WrongDevice`] between a GPU and a simulated device.
+    /// - [`ErrorKind::Capture`] while a capture on another thread has either home, or where one of the two is in a
+    ///   capture that the other cannot join.
+    /// - The errors of the driver.
     #[track_caller]
     pub fn copy_from(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
         let _site = CallSite::enter();
@@ -350,19 +360,19 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] if the allocator has no space; those of the copy.
+    /// [`ErrorKind::OutOfMemory`] if the allocator has no space, and the errors of the copy.
     #[track_caller]
     pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
         let _site = CallSite::enter();
         self.as_slice().to_vec_in(allocator)
     }
 
-    /// A copy of it, from the same resource, at home on the same stream, with space for its elements
-    /// alone. Nothing waits on the host.
+    /// A copy of it, from the same resource, at home on the same stream. It has space for its elements alone. The host
+    /// does not wait.
     ///
     /// # Errors
     ///
-    /// As [`with_capacity`](Self::with_capacity), and those of the copy.
+    /// The errors of [`with_capacity`](Self::with_capacity), and those of the copy.
     #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
         let _site = CallSite::enter();
@@ -372,14 +382,14 @@ impl<T: Pod> DeviceVec<T> {
         Ok(clone)
     }
 
-    /// A copy of it at home on `stream`, of this device or another, from the current resource of that device and with
-    /// space for its elements alone. Nothing waits on the host, and both orders are kept: the copy comes after all that
-    /// this vector's home was given, and this vector's memory is freed after the copy. So `let vec =
-    /// vec.to_device(&stream)?` moves a vector.
+    /// A copy of it at home on `stream`, of this device or another. It comes from the current resource of that device,
+    /// with space for its elements alone. The host does not wait, and both orders are kept. The copy comes after all
+    /// that this vector's home was given, and this vector's memory is freed after the copy. So
+    /// `let vec = vec.to_device(&stream)?` moves a vector.
     ///
-    /// Between two GPUs that reach each other's memory, the first copy has the driver enable that for the plain memory of
-    /// this vector's device, which takes it some milliseconds; copies of plain memory, and of pools over it, go from
-    /// device to device then. For memory of a driver pool, enable it by
+    /// Between two GPUs that reach each other's memory, the first copy makes the driver enable that for the plain
+    /// memory of this vector's device, which takes it some milliseconds. Copies of plain memory, and of pools over it,
+    /// go from device to device then. For memory of a driver pool, enable it by
     /// [`enable_peer_access`](crate::DeviceResource::enable_peer_access). Other copies go by way of the host.
     ///
     /// ```
@@ -396,7 +406,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`with_capacity`](Self::with_capacity) and [`copy_from`](Self::copy_from).
+    /// The errors of [`with_capacity`](Self::with_capacity) and [`copy_from`](Self::copy_from).
     #[track_caller]
     pub fn to_device(&self, stream: &Stream) -> Result<Self> {
         let _site = CallSite::enter();
@@ -407,7 +417,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`with_capacity_in`](Self::with_capacity_in) and [`copy_from`](Self::copy_from).
+    /// The errors of [`with_capacity_in`](Self::with_capacity_in) and [`copy_from`](Self::copy_from).
     #[track_caller]
     pub fn to_device_in(
         &self,
@@ -425,7 +435,7 @@ impl<T: Pod> DeviceVec<T> {
         Ok(copy)
     }
 
-    /// The same bytes as elements of another type. The memory is freed as it was allocated.
+    /// A vector of the same bytes as elements of another type. The memory is freed as it was allocated.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};
@@ -438,9 +448,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if `U` has no size or wants more alignment than the memory
-    /// has; [`ErrorKind::LengthMismatch`] if the bytes are no whole number of `U`s. The vector
-    /// comes back with the error.
+    /// [`ErrorKind::InvalidArgument`] if `U` has no size or wants more alignment than the memory has, and
+    /// [`ErrorKind::LengthMismatch`] if the bytes are no whole number of `U`s. The vector comes back with the error.
     pub fn cast<U: Pod>(self) -> Result<DeviceVec<U>, Refused<Self>> {
         match self.length_as::<U>() {
             Ok(length) => Ok(DeviceVec { buffer: self.buffer, length, elements: PhantomData }),
@@ -448,7 +457,7 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 
-    /// How many elements of another type the same bytes are.
+    /// The number of elements of another type in the same bytes.
     pub(super) fn length_as<U: Pod>(&self) -> Result<usize> {
         refuse_zero_sized::<U>()?;
         let (bytes, size, alignment) = (self.size_in_bytes(), size_of::<U>(), align_of::<U>());

@@ -12,17 +12,17 @@ use crate::layout::DeviceLayout;
 use crate::transfer::blocking;
 use bytemuck::Pod;
 
-/// The part of its capacity by which a vector grows in place at least. Nothing is copied, so it bounds the number of
-/// calls: some 90 for twice the capacity.
+/// The least part of its capacity by which a vector grows in place. Nothing is copied, so the part bounds the number of
+/// calls, which is some 90 for twice the capacity.
 const SPARE_DIVISOR: usize = 128;
 
-/// What came of growth in place.
+/// The outcome of growth in place.
 #[derive(PartialEq, Eq)]
 enum InPlace {
     Grown,
     /// The memory cannot grow where it is.
     NoPlace,
-    /// It could, but there is none.
+    /// The memory could grow, but the device has none.
     NoMemory,
 }
 
@@ -45,7 +45,8 @@ impl<T: Pod> DeviceVec<T> {
         self.move_to(new)
     }
 
-    /// Has the vector's memory hold `capacity` where it is, if there is room for it. Where memory lacks, some that lies
+    /// Extends the vector's memory to `capacity` where it lies, if there is room for it. If memory is lacking, some
+    /// that lies
     /// elsewhere may serve.
     fn grows_in_place(&mut self, capacity: usize) -> Result<InPlace> {
         let bytes = DeviceLayout::array::<T>(capacity)?.bytes();
@@ -66,8 +67,8 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 
-    /// Moves the elements into `new`, which has space for them, in home's order. Not in a capture: the
-    /// copy would run when the graph is launched, if at all, and the vector has its new block now.
+    /// Moves the elements into `new`, which has space for them, in home's order. A capture refuses it, since the copy
+    /// would run when the graph is launched, if at all, and the vector has its new block now.
     fn move_to(&mut self, new: Buffer) -> Result<()> {
         let bytes = self.size_in_bytes();
         if bytes != 0 {
@@ -101,9 +102,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`with_capacity`](Self::with_capacity); [`ErrorKind::Capture`] if elements would have to move
-    /// while home is in capture, or while a capture on another thread has it. Then the vector is as it
-    /// was.
+    /// The errors of [`with_capacity`](Self::with_capacity). [`ErrorKind::Capture`] if elements would have to move
+    /// while home is in capture, or while a capture on another thread has it. The vector is as it was then.
     #[track_caller]
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         let _site = CallSite::enter();
@@ -145,7 +145,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`reserve`](Self::reserve).
     #[track_caller]
     pub fn reserve_exact(&mut self, additional: usize) -> Result<()> {
         let _site = CallSite::enter();
@@ -153,13 +153,13 @@ impl<T: Pod> DeviceVec<T> {
         if wanted <= self.capacity() { Ok(()) } else { self.reallocate(wanted) }
     }
 
-    /// Gives up capacity beyond the elements: in place, where the memory can [grow in place](Self::growth) and the elements
-    /// take a granule or more; else by moving them into a block of their size. They stay where they are if the resource has
-    /// no smaller block for them.
+    /// Gives up capacity beyond the elements. Memory that can [grow in place](Self::growth) shrinks in place, if the
+    /// elements take a granule or more. Otherwise the elements move into a block of their size. They stay where they
+    /// are if the resource has no smaller block for them.
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve); then the vector is as it was.
+    /// The errors of [`reserve`](Self::reserve). The vector is as it was then.
     #[track_caller]
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         let _site = CallSite::enter();
@@ -174,12 +174,11 @@ impl<T: Pod> DeviceVec<T> {
         if new.bytes() < self.buffer.bytes() { self.move_to(new) } else { Ok(()) }
     }
 
-    /// Makes it `length` elements long: cuts the rest off, or adds `value`s. Nothing waits on the
-    /// host.
+    /// Makes it `length` elements long. It cuts the rest off, or adds `value`s. The host does not wait.
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve) and [`fill`](Self::fill); then the vector is as long as it was.
+    /// The errors of [`reserve`](Self::reserve) and [`fill`](Self::fill). The vector is as long as it was then.
     #[track_caller]
     pub fn resize(&mut self, length: usize, value: T) -> Result<()> {
         let _site = CallSite::enter();
@@ -207,27 +206,26 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve) and [`copy_from_slice`](Self::copy_from_slice); then the vector is
-    /// as long as it was.
+    /// The errors of [`reserve`](Self::reserve) and [`copy_from_slice`](Self::copy_from_slice). The vector is as long
+    /// as it was then.
     #[track_caller]
     pub fn extend_from_slice(&mut self, source: &[T]) -> Result<()> {
         let _site = CallSite::enter();
         self.append(source.len(), |mut added| blocking::upload(source, &mut added))
     }
 
-    /// Adds one element. Nothing waits on the host.
+    /// Adds one element. The host does not wait.
     ///
     /// # Errors
     ///
-    /// As [`resize`](Self::resize): [`ErrorKind::Capture`] too, while a capture on another thread has
-    /// home.
+    /// The errors of [`resize`](Self::resize), with [`ErrorKind::Capture`] while a capture on another thread has home.
     #[track_caller]
     pub fn push(&mut self, value: T) -> Result<()> {
         let _site = CallSite::enter();
         self.resize(self.required_length(1)?, value)
     }
 
-    /// Keeps the first `length` elements; no effect if there are fewer. The capacity stays.
+    /// Keeps the first `length` elements, and all if there are fewer. The capacity stays.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }

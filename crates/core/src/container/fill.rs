@@ -10,15 +10,15 @@ use crate::impls::Count;
 use bytemuck::Pod;
 
 impl<T: Pod> DeviceVec<T> {
-    /// Overwrites all elements with `value`, in home's order. Nothing waits on the host.
+    /// Overwrites all elements with `value`, in the order of the home stream. The host does not wait.
     ///
-    /// A value of 1, 2 or 4 bytes, or one that repeats such a word (all zeros, say), is one driver
-    /// call; others are one for each of their words.
+    /// A value of 1, 2 or 4 bytes takes one driver call, and so does one that repeats such a word, such as all zeros.
+    /// Other values take one call for each of their words.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has the home
-    /// stream; those of the driver.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has the home stream, and the
+    /// errors of the driver.
     #[track_caller]
     pub fn fill(&mut self, value: T) -> Result<()> {
         let _site = CallSite::enter();
@@ -31,14 +31,14 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`DeviceVec::fill`].
     #[track_caller]
     pub fn fill(&mut self, value: T) -> Result<()> {
         let _site = CallSite::enter();
         self.enqueue_fill(value)
     }
 
-    /// An error names the place in the crate, not the caller's.
+    /// Enqueues the fill. An error names the place in the crate, not the caller's.
     fn enqueue_fill(&mut self, value: T) -> Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -60,7 +60,7 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     }
 }
 
-/// One call: a word, written at an offset and at every stride after it.
+/// One driver call, which writes a word at an offset and at every stride after it.
 #[derive(Debug, PartialEq)]
 struct Step {
     offset: usize,

@@ -1,12 +1,12 @@
 //! How a container's capacity changed.
 
-/// How a container got its capacity, when that last changed: [`DeviceVec::growth`](crate::DeviceVec::growth),
+/// The last change of a container's capacity, from [`DeviceVec::growth`](crate::DeviceVec::growth) and
 /// [`DeviceBuffer::growth`](crate::DeviceBuffer::growth).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Growth {
-    /// Its memory became longer or shorter where it is. Nothing was copied, and the pointer stayed.
+    /// The memory became longer or shorter where it lies. Nothing was copied, and the pointer stayed.
     InPlace,
-    /// Its elements were copied to another block, where it had any.
+    /// The elements, if any, were copied to another block.
     Moved,
 }

@@ -19,7 +19,7 @@ pub struct Launch<'a> {
     stream: &'a Stream,
     kernel: &'a Kernel,
     arguments: Vec<RawArg>,
-    /// One of them is host memory, borrowed by a scope.
+    /// Whether one of them is host memory, which a scope borrows.
     borrows_host: bool,
 }
 
@@ -84,11 +84,11 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if it is of another device, to which its resource gave no
-    /// [access](crate::DeviceResource::enable_peer_access);
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has this
-    /// stream or the memory's home, or where one of the two is in a capture that the other cannot join;
-    /// those of the driver.
+    /// - [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if it is of another device, to which its resource
+    ///   gave no [access](crate::DeviceResource::enable_peer_access).
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has this stream or the
+    ///   memory's home stream, or where one of the two is in a capture that the other cannot join.
+    /// - The errors of the driver.
     #[track_caller]
     pub fn input<T: Pod>(self, data: &'a impl DeviceRead<T>) -> Result<Self> {
         let _site = CallSite::enter();
@@ -101,7 +101,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// As [`input`](Self::input).
+    /// The errors of [`input`](Self::input).
     #[track_caller]
     pub fn output<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
         let _site = CallSite::enter();
@@ -112,7 +112,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// As [`input`](Self::input).
+    /// The errors of [`input`](Self::input).
     #[track_caller]
     pub fn in_out<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
         let _site = CallSite::enter();
@@ -125,8 +125,8 @@ impl<'a> Launch<'a> {
         Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), access))
     }
 
-    /// A value, which the kernel gets as it is: a number, or a structure. A driver takes 4,096 bytes of
-    /// arguments in all, and 32,764 from CUDA 12.1 on.
+    /// A number or a structure, which the kernel gets by value. A driver takes 4,096 bytes of arguments in all, and
+    /// 32,764 from CUDA 12.1 on.
     ///
     /// # Errors
     ///
@@ -146,17 +146,17 @@ impl<'a> Launch<'a> {
         self.stream
     }
 
-    /// Launches the kernel with a grid of `config`, of this crate or of cudarc. It runs in the stream's
-    /// order; nothing waits.
+    /// Launches the kernel with a grid of `config`, of this crate or of cudarc. It runs in the stream's order, and
+    /// nothing waits.
     ///
     /// # Errors
     ///
-    /// Those of loading the PTX and of the launch, where the simulated device refuses what a driver
-    /// refuses, and arguments that are not of the number and the sizes of the entry's parameters;
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture)
-    /// for host memory that a scope borrows on a stream in capture, whose graph would run with it
-    /// when the scope is long over. A kernel that faults shows in the next
-    /// synchronising call.
+    /// - The errors of loading the PTX and of the launch. The simulated device refuses what a driver refuses, and
+    ///   arguments that are not of the number and the sizes of the entry's parameters.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) for host memory that a scope borrows on a stream in capture,
+    ///   since the graph would run with it when the scope is long over.
+    ///
+    /// A kernel that faults shows in the next synchronising call.
     ///
     /// # Safety
     ///
@@ -170,11 +170,11 @@ impl<'a> Launch<'a> {
         unsafe { self.enqueue(config) }
     }
 
-    /// An error names the place in the crate, not the caller's.
+    /// Enqueues the launch. An error names the place in the crate, not the caller's.
     ///
     /// # Safety
     ///
-    /// As [`launch`](Self::launch).
+    /// The conditions of [`launch`](Self::launch).
     unsafe fn enqueue(self, config: LaunchConfig) -> Result<()> {
         let call = self.stream.begin_call()?;
         if self.borrows_host {

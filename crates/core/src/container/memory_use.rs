@@ -15,11 +15,11 @@ use std::ops::Range;
 pub enum CapturePolicy {
     /// A stream that uses memory whose home is in a declared capture joins the capture.
     Join,
-    /// No stream of the use may be in capture: a graph would run the work, which is named, again when what it uses is
-    /// long gone, such as host memory.
+    /// No stream of the use may be in capture. A graph would run the named work again when the memory that it uses,
+    /// such as host memory, is long gone.
     Refuse(&'static str),
-    /// As [`Join`](Self::Join), and in an undeclared capture the driver decides: the work is given at
-    /// once, in the same graph.
+    /// The policy is [`Join`](Self::Join), but in an undeclared capture the driver decides. The work is given at once,
+    /// in the same graph.
     Any,
 }
 
@@ -35,10 +35,12 @@ pub struct MemoryUse<'a> {
 }
 
 impl MemoryUse<'_> {
-    /// Orders `stream`, of home's device or of one that [reaches](DeviceResource::has_peer_access) the memory, after what home did so far, and home's next conflicting use
-    /// after `stream`. The call that it returns may give the stream work on the memory.
+    /// Orders `stream` after all that home did so far, and home's next conflicting use after `stream`. The stream is of
+    /// home's device or of one that [reaches](DeviceResource::has_peer_access) the memory. The call that it returns may
+    /// give the stream work on the memory.
     ///
-    /// The caller is inside of no gate: a stream that is in a short capture, or about to begin one, is waited for.
+    /// The caller is inside of no gate, since this waits for a stream that is in a short capture, or about to begin
+    /// one.
     #[doc(hidden)]
     pub fn order_on<'s>(
         self,
@@ -85,7 +87,7 @@ impl MemoryUse<'_> {
         self.order(stream, call, CapturePolicy::Join, &patience)
     }
 
-    /// Whether the stream is home and nothing is to be waited for: then its own order is enough.
+    /// Whether the stream is home and there is nothing to wait for. Its own order is enough then.
     #[inline]
     #[doc(hidden)]
     pub fn is_in_order_on(&self, stream: &Stream) -> bool {
@@ -134,8 +136,8 @@ impl MemoryUse<'_> {
     }
 
     /// A call at home beside one on the stream. No thread waits for a gate inside of another one. So where home has a
-    /// capture on another thread, this one leaves, waits, and enters the two gates in the other order: while it is inside of the one that
-    /// it waited for, no capture takes that one again.
+    /// capture on another thread, this one leaves, waits, and enters the two gates in the other order. While it is
+    /// inside of the gate that it waited for, no capture takes that gate again.
     fn enter_home_too<'s>(
         &self,
         stream: &'s impl StreamRef,
@@ -186,8 +188,8 @@ impl MemoryUse<'_> {
         }
     }
 
-    /// As [`order_on`](Self::order_on), for work that cudarc gives at once, without a way to return an
-    /// error: the host waits for work that events cannot order.
+    /// Like [`order_on`](Self::order_on), for work that cudarc gives at once, without a way to return an error. The
+    /// host waits for work that events cannot order.
     pub(crate) fn order_or_block(self, stream: &impl StreamRef) {
         if self.range.is_empty() {
             return;
@@ -224,8 +226,7 @@ fn refuse_capture(call: &StreamCall<'_>, policy: CapturePolicy) -> Result<()> {
     }
 }
 
-/// The capture of home that the stream is to join, if it is to; the error where the two cannot be put in
-/// order.
+/// The capture of home that the stream is to join, if any, or the error if the two cannot be put in order.
 ///
 /// | home | stream | `Join` | `Refuse` | `Any` |
 /// | --- | --- | --- | --- | --- |

@@ -1,4 +1,4 @@
-//! Guards: device memory on a stream that is ordered for its use.
+//! Guards, which are device memory on a stream that is ordered for its use.
 
 use super::memory_use::CapturePolicy;
 use super::stream_ref::StreamRef;
@@ -10,9 +10,9 @@ use std::fmt;
 
 /// Device memory to read on a stream, from [`DeviceVec::on`](crate::DeviceVec::on).
 ///
-/// The stream has waited for the vector's home, and home will wait for the stream before it writes
-/// or frees the memory. Both hold if the guard is forgotten; dropping it does nothing. It leaves its
-/// thread only where its stream may. With cudarc, `&guard` is a kernel argument for that stream.
+/// The stream has waited for the vector's home stream. The home stream will wait for this stream before it writes or
+/// frees the memory. Both hold if the guard is forgotten, and its drop does nothing. It leaves its thread if its stream
+/// may. With cudarc, `&guard` is a kernel argument for that stream.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec};
@@ -31,7 +31,7 @@ pub struct On<'a, T: Pod, S> {
 
 /// Device memory to read and write on a stream, from [`DeviceVec::on_mut`](crate::DeviceVec::on_mut).
 ///
-/// As [`On`]; home will wait for the stream before it touches the memory at all. With cudarc,
+/// It is like [`On`], but the home stream will wait for this stream before it touches the memory at all. With cudarc,
 /// `&mut guard` is a kernel argument for that stream.
 pub struct OnMut<'a, T: Pod, S> {
     slice: DeviceSliceMut<'a, T>,
@@ -74,12 +74,12 @@ guard!(On, DeviceSlice);
 guard!(OnMut, DeviceSliceMut);
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
-    /// To be read on `stream`, which waits for the home stream; home waits for `stream` before it
+    /// The view, to be read on `stream`, which waits for the home stream. The home stream waits for `stream` before it
     /// writes or frees the memory.
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    /// The errors of [`DeviceVec::on`](crate::DeviceVec::on).
     #[track_caller]
     pub fn on<S: StreamRef>(&self, stream: &'a S) -> Result<On<'a, T, S>> {
         let _site = CallSite::enter();
@@ -88,23 +88,23 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
 }
 
 impl<T: Pod> DeviceSliceMut<'_, T> {
-    /// To be read on `stream`, as [`DeviceSlice::on`].
+    /// The view, to be read on `stream` as by [`DeviceSlice::on`].
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    /// The errors of [`DeviceVec::on`](crate::DeviceVec::on).
     #[track_caller]
     pub fn on<'b, S: StreamRef>(&'b self, stream: &'b S) -> Result<On<'b, T, S>> {
         let _site = CallSite::enter();
         On::new(self.as_slice(), stream)
     }
 
-    /// To be read and written on `stream`, which waits for the home stream and for every other use
-    /// of this range; home waits for `stream` before it touches the range again.
+    /// The view, to be read and written on `stream`, which waits for the home stream and for every other use of this
+    /// range. The home stream waits for `stream` before it touches the range again.
     ///
     /// # Errors
     ///
-    /// As [`DeviceVec::on`](crate::DeviceVec::on).
+    /// The errors of [`DeviceVec::on`](crate::DeviceVec::on).
     #[track_caller]
     pub fn on_mut<'b, S: StreamRef>(&'b mut self, stream: &'b S) -> Result<OnMut<'b, T, S>> {
         let _site = CallSite::enter();

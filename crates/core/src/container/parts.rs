@@ -13,7 +13,7 @@ use bytemuck::Pod;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Of a refusal, whose parts are dropped.
+/// The advice of a refusal that drops the parts.
 const LEAKED: &str = "the parts were dropped with the error, and the memory is leaked";
 
 /// The parts of a vector, from [`DeviceVec::into_raw_parts`]. Their drop leaks the memory.
@@ -24,11 +24,11 @@ pub struct DeviceVecParts {
     pub block: DeviceBlock,
     /// The number of elements.
     pub length: usize,
-    /// Where the memory came from and goes back to.
+    /// The resource that the memory came from and goes back to.
     pub resource: Arc<dyn DeviceResource>,
 }
 
-/// The resource by its name.
+/// The text shows the resource by its name.
 impl fmt::Debug for DeviceVecParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceVecParts")
@@ -41,12 +41,11 @@ impl fmt::Debug for DeviceVecParts {
 }
 
 impl<T: Pod> DeviceVec<T> {
-    /// Takes the vector apart without freeing its memory; the home stream is ordered after all use
-    /// so far.
+    /// Takes the vector apart without freeing its memory. The home stream is ordered after all use so far.
     ///
     /// # Errors
     ///
-    /// Those of making home wait; then the vector comes back.
+    /// The errors of making the home stream wait. The vector comes back then.
     #[track_caller]
     pub fn into_raw_parts(mut self) -> Result<DeviceVecParts, Refused<Self>> {
         let _site = CallSite::enter();
@@ -63,7 +62,7 @@ impl<T: Pod> DeviceVec<T> {
         self.buffer.frees_with_driver()
     }
 
-    /// A vector of parts.
+    /// A vector made of parts.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};
@@ -78,15 +77,17 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the block is too short or
-    /// badly aligned for `length` elements, or `T` has no size;
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if stream and resource differ in their
-    /// device. The parts are dropped then, which leaks the memory.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the block is too short or badly aligned
+    ///   for `length` elements, or `T` has no size.
+    /// - [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if stream and resource differ in their device.
+    ///
+    /// The parts are dropped then, which leaks the memory.
     ///
     /// # Safety
     ///
-    /// The block is live, is the resource's (or of one that equals it) and has no other owner, and the
-    /// stream is ordered after all use of it so far.
+    /// - The block is live and has no other owner.
+    /// - The block is the resource's, or of a resource that equals it.
+    /// - The stream is ordered after all use of the block so far.
     #[track_caller]
     pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
         let _site = CallSite::enter();
@@ -94,11 +95,11 @@ impl<T: Pod> DeviceVec<T> {
         unsafe { Self::assemble(parts) }
     }
 
-    /// An error names the place in the crate, not the caller's.
+    /// Makes the vector. An error names the place in the crate, not the caller's.
     ///
     /// # Safety
     ///
-    /// As [`from_raw_parts`](Self::from_raw_parts).
+    /// The conditions of [`from_raw_parts`](Self::from_raw_parts).
     unsafe fn assemble(parts: DeviceVecParts) -> Result<Self> {
         let DeviceVecParts { stream, block, length, resource } = parts;
         resource.device().require(stream.device(), "the stream")?;

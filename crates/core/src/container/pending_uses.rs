@@ -1,17 +1,17 @@
 //! Uses of a block on other streams that the home stream has not waited for.
 //!
-//! A vector at home on one stream may be used on others. Each such use makes the other stream wait
-//! for home and is recorded here, before any guard or reference to the memory exists: a guard that
-//! is forgotten changes nothing. Home waits for a recorded use before its next conflicting one, as
-//! Linux's `dma_resv` does with the fences of a buffer.
+//! A vector at home on one stream may be used on others. Each such use makes the other stream wait for home and is
+//! recorded here, before any guard or reference to the memory exists. So a guard that is forgotten changes nothing.
+//! Home waits for a recorded use before its next conflicting one, as Linux's `dma_resv` does with the fences of a
+//! buffer.
 //!
-//! A use holds no event. The event is recorded on the other stream when home has to wait: it covers
-//! all that the stream was given by then, which may be more than the use (a false wait, never a
-//! race), and a use that nothing conflicts with costs no event.
+//! A use holds no event. The event is recorded on the other stream when home has to wait. It covers all that the stream
+//! was given by then, which may be more than the use (a false wait, never a race). A use that nothing conflicts with
+//! costs no event.
 //!
 //! # State table
 //!
-//! Of one timeline and kind of use (read or write):
+//! The table is of one timeline and one kind of use (read or write).
 //!
 //! | state | `record_use` | `wait_conflicting` that conflicts |
 //! | --- | --- | --- |
@@ -24,10 +24,10 @@
 //! | `list` | under its lock | under its lock |
 //! | `count` | under the list's lock, after home waits | anywhere |
 //!
-//! - `INV-1`: a use leaves the list only after home waits for its timeline. A failed wait leaves it.
-//! - `INV-2`: `count` drops (Release) after home waits; a thread that reads 0 (Acquire) enqueues on
-//!   home behind that wait.
-//! - `INV-3`: a use is listed before its stream is given work on the memory.
+//! - `INV-1`. A use leaves the list only after home waits for its timeline. A failed wait leaves it.
+//! - `INV-2`. The `count` drops (Release) after home waits. A thread that reads 0 (Acquire) enqueues on home behind
+//!   that wait.
+//! - `INV-3`. A use is listed before its stream is given work on the memory.
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
@@ -68,7 +68,7 @@ impl<T> TimelineUses<T> {
         (writes || self.writes) && self.range.start < range.end && range.start < self.range.end
     }
 
-    /// Takes `range` off, which home has waited for. Whether uses are left.
+    /// Takes `range` off, which home has waited for. Returns whether uses are left.
     ///
     /// A guard may give its stream more work after the wait, but none on `range`: the borrow rules
     /// keep conflicting uses apart. So a uniform use ends. A mixed one stays for the rest; where the
@@ -105,7 +105,7 @@ impl<T: Timeline> PendingUses<T> {
     ///
     /// # Errors
     ///
-    /// The first failure; uses that home does not wait for stay pending.
+    /// The error is the first failure. Uses that home does not wait for stay pending.
     pub fn wait_conflicting<E>(
         &self,
         range: &Range<usize>,
@@ -118,12 +118,12 @@ impl<T: Timeline> PendingUses<T> {
         self.lock_and_wait(range, writes, None, wait)
     }
 
-    /// Records a use of `range` on another stream than home, after home waits for each use that
-    /// conflicts with it: the stream, which waits for home next, is ordered after them all.
+    /// Records a use of `range` on another stream than home, after home waits for each use that conflicts with it. The
+    /// other stream waits for home next, so it is ordered after them all.
     ///
     /// # Errors
     ///
-    /// The first failure; then no use is recorded.
+    /// The error is the first failure. Then no use is recorded.
     pub fn wait_and_record<E>(
         &self,
         on: T,
@@ -155,8 +155,8 @@ impl<T: Timeline> PendingUses<T> {
         }
     }
 
-    /// The lock is held over the driver calls: a second thread that finds a use gone must find home
-    /// waiting already. It is the vector's own lock, and a vector that stays home never takes it.
+    /// Waits under the lock, which is held over the driver calls. A second thread that finds a use gone must find home
+    /// waiting already. The lock is the vector's own, and a vector that stays home never takes it.
     fn lock_and_wait<E>(
         &self,
         range: &Range<usize>,

@@ -13,16 +13,16 @@ use std::any::TypeId;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-/// The resource of vectors that were split from one: a part of the block comes back to it in the order of
-/// its vector's home, and the block goes back to the resource that it came from when all parts are here.
-/// Any other block is that resource's own.
+/// The resource of vectors that were split from one. A part of the block comes back to it in the order of its vector's
+/// home stream. When all parts are here, the block goes back to the resource that it came from. Any other block is that
+/// resource's own.
 pub(super) struct SplitBlock {
     upstream: Arc<dyn DeviceResource>,
     /// The addresses of the block.
     range: Range<u64>,
     alignment: usize,
     state: Mutex<State>,
-    /// For a graph that keeps a part.
+    /// A handle on this, for a graph that keeps a part.
     this: Weak<Self>,
 }
 

@@ -25,8 +25,7 @@ mod sealed {
 
 pub(super) use sealed::Sealed;
 
-/// A stream that a vector can be used on: a [`Stream`], or the thread's own
-/// [`PerThreadStream`].
+/// A stream that a vector can be used on. It is a [`Stream`] or the thread's own [`PerThreadStream`].
 pub trait StreamRef: Sealed {}
 
 impl StreamRef for Stream {}

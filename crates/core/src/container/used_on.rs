@@ -9,11 +9,11 @@ use crate::sync::thread_id;
 /// The stream or streams on which memory was used, away from home.
 #[derive(Clone, Debug)]
 pub enum UseTimeline {
-    /// A stream that the use keeps alive: home's wait records an event on it.
+    /// A stream that the use keeps alive. The wait of home records an event on it.
     Stream(Stream),
     /// The default stream of one thread. Only that thread can record an event on it.
     PerThread(Device, u64),
-    /// A stream that Aquifer does not keep alive: home waits for the whole context.
+    /// A stream that Aquifer does not keep alive. Home waits for the whole context.
     Context(Device),
 }
 
@@ -37,7 +37,7 @@ impl Timeline for UseTimeline {
 
 /// Why home does not wait for a use.
 pub(super) enum WaitError {
-    /// The stream of the use is about to begin a capture. Try again when it has begun; wait for that
+    /// The stream of the use is about to begin a capture. Try again when the capture has begun, and wait for that
     /// inside of no gate.
     CaptureBegins(Stream),
     /// The driver refuses, or a capture does not allow it.
@@ -51,9 +51,9 @@ impl From<Error> for WaitError {
 }
 
 impl UseTimeline {
-    /// Makes `home` wait for all that was given so far: in the graph, if both are in one declared
-    /// capture; at the graph's launches, if home alone is. A home outside waits for what a stream was given before its capture: the contract of
-    /// the graph's launch orders the graph's own work.
+    /// Makes `home` wait for all that was given so far. If both are in one declared capture, it waits in the graph. If
+    /// home alone is in capture, it waits at the graph's launches. A home outside of the capture waits for what a
+    /// stream was given before its capture. The contract of the graph's launch orders the graph's own work.
     pub(super) fn make_wait(&self, home: &StreamCall<'_>) -> Result<(), WaitError> {
         match self {
             Self::Stream(other) if home.is(other) => {}

@@ -33,9 +33,9 @@ macro_rules! lengths {
 }
 pub(crate) use lengths;
 
-/// A borrowed range of a [`DeviceVec`](crate::DeviceVec), to read: `&[T]` on the device.
+/// A borrowed range of a [`DeviceVec`](crate::DeviceVec), to read, like `&[T]` on the device.
 ///
-/// Its vector's home stream is its own, and a use of either is a use of the other.
+/// Its home stream is the vector's, and a use of either is a use of the other.
 #[derive(Clone, Copy)]
 pub struct DeviceSlice<'a, T: Pod> {
     buffer: &'a Buffer,
@@ -45,9 +45,9 @@ pub struct DeviceSlice<'a, T: Pod> {
     elements: PhantomData<&'a [T]>,
 }
 
-/// A mutably borrowed range of a [`DeviceVec`](crate::DeviceVec): `&mut [T]` on the device.
+/// A mutably borrowed range of a [`DeviceVec`](crate::DeviceVec), like `&mut [T]` on the device.
 ///
-/// Its vector's home stream is its own, and a use of either is a use of the other.
+/// Its home stream is the vector's, and a use of either is a use of the other.
 pub struct DeviceSliceMut<'a, T: Pod> {
     buffer: &'a Buffer,
     /// Inside of the buffer.
@@ -91,8 +91,8 @@ macro_rules! view {
                 self.buffer.memory_use(start..start + self.size_in_bytes(), $writes)
             }
 
-            /// The device's address of the first element. It puts nothing in order: use it on a stream
-            /// that [`on`](Self::on) or `on_mut` gave a guard for, the home stream too.
+            /// The device's address of the first element. It puts nothing in order. So use it on a stream that
+            /// [`on`](Self::on) or `on_mut` gave a guard for, also if that is the home stream.
             pub fn as_device_ptr(&self) -> u64 {
                 self.address
             }
@@ -133,7 +133,7 @@ pub(crate) fn check_range(range: impl RangeBounds<usize>, length: usize) -> Resu
     Err(range_error(&range, start > end, length))
 }
 
-/// The error of a range, in the words of its user: its bounds may be past what a number counts.
+/// The error of a range, in the words of its user. Its bounds may be past the largest number that a count holds.
 #[cold]
 fn range_error(range: &impl RangeBounds<usize>, is_reversed: bool, length: usize) -> Error {
     let first = match range.start_bound() {
@@ -168,7 +168,7 @@ pub(super) fn check_index(index: usize, length: usize) -> Result<()> {
 }
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
-    /// The same memory as bytes: plain data has no others.
+    /// The same memory as bytes. Plain data has no other bytes.
     pub(super) fn as_bytes(&self) -> DeviceSlice<'a, u8> {
         let Self { buffer, address, .. } = *self;
         DeviceSlice { buffer, address, length: self.size_in_bytes(), elements: PhantomData }
@@ -186,7 +186,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
 }
 
 impl<'a, T: Pod> DeviceSliceMut<'a, T> {
-    /// The same memory, to read.
+    /// A view of the same memory, to read.
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {
         let Self { buffer, address, length, .. } = *self;
         DeviceSlice { buffer, address, length, elements: PhantomData }
@@ -257,13 +257,13 @@ mod sealed {
 
 pub(super) use sealed::Sealed;
 
-/// Device memory to read: a container or a view of one.
+/// Device memory to read, which is a container or a view of one.
 pub trait DeviceRead<T: Pod>: Sealed {
     /// The whole of it, to read.
     fn as_device_slice(&self) -> DeviceSlice<'_, T>;
 }
 
-/// Device memory to write: a container or a mutable view of one.
+/// Device memory to write, which is a container or a mutable view of one.
 pub trait DeviceWrite<T: Pod>: DeviceRead<T> {
     /// The whole of it, to read and write.
     fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T>;

@@ -1,4 +1,4 @@
-//! Devices for tests: what the simulated device found fails them.
+//! Devices for tests, which fail by what the simulated device found.
 
 use super::Device;
 use crate::error::Result;
@@ -8,12 +8,12 @@ use std::fmt;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// A device for a test. When it is dropped, reports of the simulated device that were not taken fail the
-/// test; a GPU makes none.
+/// A device for a test. When it is dropped, reports of the simulated device that were not taken fail the test. A GPU
+/// makes no reports.
 ///
 /// A test that never looks at a simulated device's reports passes whatever is wrong with its streams.
-/// With this in place of a [`Device`] it does not. Declare it before what is made of it, so that it is
-/// dropped last; as a field of a struct, declare it as the last one.
+/// With this in place of a [`Device`] it does not. Declare it before all that is made of it, so that it is dropped
+/// last. In a struct, declare it as the last field.
 ///
 /// ```
 /// use aquifer::{CheckedDevice, DeviceVec};
@@ -40,8 +40,8 @@ pub struct CheckedDevice {
 debug_struct!(CheckedDevice { device, .. });
 
 impl CheckedDevice {
-    /// As [`Device::detect_or_simulate`]: one device for the whole process. Tests that run at the same time find each
-    /// other's reports; of simulated devices, give each its own by [`simulated`](Self::simulated).
+    /// The device of [`Device::detect_or_simulate`], one for the whole process. Tests that run at the same time find
+    /// each other's reports. Give each test its own simulated device by [`simulated`](Self::simulated) to prevent that.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl CheckedDevice {
         Device::detect_or_simulate().map(Self::from)
     }
 
-    /// As [`Device::simulated`].
+    /// The device of [`Device::simulated`].
     pub fn simulated(config: SimConfig) -> Self {
         Device::simulated(config).into()
     }
@@ -59,9 +59,10 @@ impl CheckedDevice {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork that did not open the device;
-    /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if there is a report that was not taken, whose source is the first one;
-    /// those of [`Device::synchronize`].
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork that did not open the device.
+    /// - [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if there are reports that were not taken. The first
+    ///   one is the source of the error.
+    /// - The errors of [`Device::synchronize`].
     pub fn finish(mut self) -> Result<()> {
         self.is_checked = true;
         crate::driver::not_forked("checking a device")?;
@@ -71,7 +72,8 @@ impl CheckedDevice {
         waited
     }
 
-    /// Waits for a simulated device; its reports that were not taken, if there are any.
+    /// The reports of a simulated device that were not taken, if there are any. It waits for the device first if
+    /// `waits`.
     fn reports(&self, waits: bool) -> Option<Reports> {
         let simulator = self.device.simulator()?;
         if waits {
@@ -85,7 +87,7 @@ impl CheckedDevice {
     }
 }
 
-/// What a device found, a line each.
+/// The reports of a device, a line each.
 struct Reports(Vec<String>);
 
 impl fmt::Display for Reports {
@@ -124,11 +126,11 @@ impl Drop for CheckedDevice {
 }
 
 impl CheckedDevice {
-    /// Runs `test` on a new simulated device for each seed: what depends on the order in which streams
-    /// run is right by one schedule and wrong by another. The first seed whose test panics, returns an
-    /// error or leaves a report is printed.
+    /// Runs `test` on a new simulated device for each seed. A fault that depends on the order in which streams run
+    /// shows in one schedule and not in another. The first seed whose test panics, returns an error or leaves a report
+    /// is printed.
     ///
-    /// With `AQUIFER_SIM_SEED` in the environment that seed alone is run, whatever `seeds` are.
+    /// With `AQUIFER_SIM_SEED` in the environment only that seed is run, whatever `seeds` are.
     ///
     /// ```
     /// use aquifer::{CheckedDevice, DeviceVec, Result, sim::SimConfig};
@@ -145,8 +147,9 @@ impl CheckedDevice {
     ///
     /// # Panics
     ///
-    /// If `test` panics, returns an error or leaves a report that it did not take; if there are no
-    /// `seeds`; and if `AQUIFER_SIM_SEED` is no number.
+    /// - If `test` panics, returns an error or leaves a report that it did not take.
+    /// - If there are no `seeds`.
+    /// - If `AQUIFER_SIM_SEED` is no number.
     #[track_caller]
     pub fn for_each_seed<E: fmt::Debug>(
         config: SimConfig,

@@ -11,16 +11,16 @@ use std::ffi::OsString;
 /// The device of the process, once one was found.
 pub(super) static FOUND: Mutex<Option<Found>> = Mutex::new(None);
 
-/// What to do for a GPU.
+/// The advice for a user who wants a GPU.
 const GPU: &str = if cfg!(feature = "cuda") {
     "install the NVIDIA driver"
 } else {
     "build with the feature `cuda`"
 };
-/// Where there is a driver.
+/// The advice where there is a driver and no GPU.
 const VISIBLE_GPU: &str =
     "see that a GPU is visible here (CUDA_VISIBLE_DEVICES, a container's --gpus)";
-/// And for a simulated device.
+/// The advice for a user who takes a simulated device.
 const SIMULATED: &str = if cfg!(feature = "sim") {
     "call Device::detect_or_simulate, or set AQUIFER_BACKEND=sim"
 } else {
@@ -32,7 +32,8 @@ const SIMULATED_BY_VARIABLE: &str = if cfg!(feature = "sim") {
     "build with the feature `sim`, and set AQUIFER_BACKEND=sim"
 };
 
-/// Whether the environment wants a GPU and nothing else. Read once: another thread may write the environment by C's means.
+/// Whether the environment wants a GPU and nothing else. It is read once, since another thread may write the
+/// environment by C's means.
 pub(crate) fn asks_for_gpu() -> bool {
     static ASKS: LazyLock<bool> =
         LazyLock::new(|| variable("AQUIFER_BACKEND").is_some_and(|backend| backend == "cuda"));
@@ -48,7 +49,7 @@ fn is_missing(error: &Error) -> bool {
 pub(super) enum Found {
     /// By the environment and the machine.
     Detected(Device),
-    /// It takes the place of a GPU that is not there.
+    /// A simulated device takes the place of a GPU that is not there.
     #[cfg(feature = "sim")]
     Simulated(Device),
 }
@@ -67,7 +68,7 @@ impl Found {
 #[derive(Debug)]
 pub(super) struct Undetected {
     pub(super) error: Error,
-    /// Whether a simulated device may take its place: the environment asks for nothing else.
+    /// Whether a simulated device may take its place, since the environment asks for nothing else.
     pub(super) may_simulate: bool,
 }
 
@@ -78,11 +79,12 @@ impl From<Error> for Undetected {
 }
 
 impl Device {
-    /// The device that a program uses unless it names one: GPU 0. It is never a simulated one, unless the environment
-    /// asks for it. The answer is found once.
+    /// The device that a program uses unless it names one, which is GPU 0. It is never a simulated one, unless the
+    /// environment asks for it. The answer is found once.
     ///
-    /// `AQUIFER_BACKEND=sim` takes the simulated device, in a build with the feature `sim`: one for the whole process,
-    /// which [`SimConfig::from_env`](crate::sim::SimConfig::from_env) configures. `AQUIFER_BACKEND=cuda` is the default.
+    /// `AQUIFER_BACKEND=sim` takes the simulated device, in a build with the feature `sim`. It is one for the whole
+    /// process, which [`SimConfig::from_env`](crate::sim::SimConfig::from_env) configures. `AQUIFER_BACKEND=cuda` is
+    /// the default.
     /// An empty variable counts as one that is not set. Tests and examples that run without a GPU, too, call
     /// [`detect_or_simulate`](Self::detect_or_simulate).
     ///
@@ -98,8 +100,10 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Self::open); [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else, is `sim` without
-    /// the feature, or a variable of the simulated device means nothing; [`ErrorKind::Forked`] in the child of a fork.
+    /// - The errors of [`open`](Self::open).
+    /// - [`ErrorKind::Environment`] if `AQUIFER_BACKEND` is anything else, is `sim` without the feature, or a variable
+    ///   of the simulated device has no valid value.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
     pub fn detect() -> Result<Self> {
         not_forked("a device")?;
         let mut found = FOUND.lock();
@@ -120,19 +124,21 @@ impl Device {
         Ok(device)
     }
 
-    /// All devices that a program uses unless it names them: each GPU, in the order of their numbers; with
-    /// `AQUIFER_BACKEND=sim` simulated ones, two or as many as `AQUIFER_SIM_DEVICES` says. They are the same ones at
+    /// All devices that a program uses unless it names them. These are all GPUs, in the order of their numbers. With
+    /// `AQUIFER_BACKEND=sim` they are simulated ones, two or as many as `AQUIFER_SIM_DEVICES` says. They are the same
+    /// ones at
     /// each call.
     ///
     /// # Errors
     ///
-    /// As [`detect`](Self::detect), and [`ErrorKind::Environment`] if `AQUIFER_SIM_DEVICES` is no number above 0.
+    /// The errors of [`detect`](Self::detect), and [`ErrorKind::Environment`] if `AQUIFER_SIM_DEVICES` is no number
+    /// above 0.
     pub fn detect_all() -> Result<Vec<Self>> {
         Self::detect()?.with_all_beside()
     }
 
-    /// The device of the process: the one that was found, by whichever call, else what [`detect`](Self::detect) finds. It
-    /// looks for one once: each block of host memory asks.
+    /// The device of the process. It is the one that any call has found, or else the one that [`detect`](Self::detect)
+    /// finds. A lack of devices is found out once, since each block of host memory asks.
     pub(crate) fn of_process() -> Result<Self> {
         not_forked("a device")?;
         let found = FOUND.lock().as_ref().map(|found| found.device().clone());

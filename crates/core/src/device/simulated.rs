@@ -1,4 +1,4 @@
-//! Simulated devices: made by name, or in place of a GPU that is not there.
+//! Simulated devices, which a program names or takes in place of a missing GPU.
 
 use super::Device;
 use super::detect::{FOUND, Found, Undetected};
@@ -18,8 +18,8 @@ impl Device {
         Self::with_driver(SimDriver::open(config))
     }
 
-    /// Another simulated device, in the machine of this one: work of either may use page-locked memory of both, as in
-    /// a machine with several GPUs. So freed page-locked memory waits for both. Beside a GPU it is alone.
+    /// Another simulated device, in the machine of this one. Work of either may use page-locked memory of both, as in a
+    /// machine with several GPUs. So freed page-locked memory waits for both. Beside a GPU it has a machine of its own.
     ///
     /// ```
     /// use aquifer::{Device, sim::SimConfig};
@@ -37,13 +37,13 @@ impl Device {
         }
     }
 
-    /// The device that tests, examples and programs without a GPU use: what [`detect`](Self::detect) finds, else one
-    /// simulated device for the whole process, with one [`tracing`](https://docs.rs/tracing) warning. The answer is
-    /// found once. From then on, what takes the detected device takes this one, such as
-    /// [`PinnedAlloc`](crate::PinnedAlloc).
+    /// The device that tests, examples and programs without a GPU use. It is the one that [`detect`](Self::detect)
+    /// finds, or else one simulated device for the whole process, with one [`tracing`](https://docs.rs/tracing)
+    /// warning. The answer is found once. From then on, [`PinnedAlloc`](crate::PinnedAlloc) and all else that takes the
+    /// detected device takes this one.
     ///
-    /// `AQUIFER_BACKEND=cuda` wants the GPU and fails without it; `AQUIFER_BACKEND=sim` wants the simulated device,
-    /// without a warning. That is configured by [`SimConfig::from_env`], by `AQUIFER_SIM_SEED` and others.
+    /// `AQUIFER_BACKEND=cuda` wants the GPU and fails without it. `AQUIFER_BACKEND=sim` wants the simulated device,
+    /// without a warning. [`SimConfig::from_env`] configures that one, by `AQUIFER_SIM_SEED` and others.
     ///
     /// ```
     /// use aquifer::Device;
@@ -55,8 +55,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`detect`](Self::detect), but where there is no driver, no GPU or no feature `cuda`, unless
-    /// `AQUIFER_BACKEND=cuda`; and [`ErrorKind::Environment`] if a variable of the simulated device means nothing.
+    /// The errors of [`detect`](Self::detect). The lack of a driver, of a GPU or of the feature `cuda` is an error with
+    /// `AQUIFER_BACKEND=cuda` alone. [`ErrorKind::Environment`] if a variable of the simulated device has no valid
+    /// value.
     pub fn detect_or_simulate() -> Result<Self> {
         not_forked("a device")?;
         let mut found = FOUND.lock();
@@ -85,9 +86,10 @@ impl Device {
         Ok(device)
     }
 
-    /// All devices that tests and examples use: each GPU, in the order of their numbers; where
-    /// [`detect_or_simulate`](Self::detect_or_simulate) finds none, its simulated device and others like it, two in all
-    /// or as many as the variable `AQUIFER_SIM_DEVICES` says. They are the same ones at each call.
+    /// All devices that tests and examples use. These are all GPUs, in the order of their numbers. Where
+    /// [`detect_or_simulate`](Self::detect_or_simulate) finds none, they are its simulated device and others like it.
+    /// There are two in all, or as many as the variable `AQUIFER_SIM_DEVICES` says. They are the same ones at each
+    /// call.
     ///
     /// ```
     /// use aquifer::Device;
@@ -99,8 +101,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`detect_or_simulate`](Self::detect_or_simulate), and [`ErrorKind::Environment`] if `AQUIFER_SIM_DEVICES` is
-    /// no number above 0.
+    /// The errors of [`detect_or_simulate`](Self::detect_or_simulate), and [`ErrorKind::Environment`] if
+    /// `AQUIFER_SIM_DEVICES` is no number above 0.
     pub fn detect_all_or_simulate() -> Result<Vec<Self>> {
         Self::detect_or_simulate()?.with_all_beside()
     }
@@ -118,8 +120,7 @@ impl Device {
         Ok([self].into_iter().chain(simulated.iter().take(count - 1).cloned()).collect())
     }
 
-    /// The handle on the simulation behind this device: its reports, its failures to inject. `None`
-    /// on a GPU.
+    /// The handle on the simulation behind this device, with its reports and its failures to inject. `None` on a GPU.
     pub fn simulator(&self) -> Option<Simulator> {
         self.driver().as_any().downcast_ref().map(SimDriver::simulator)
     }

@@ -13,8 +13,8 @@ use crate::sync::trusted::{AtomicBool, Ordering};
 use bytemuck::Pod;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
-/// The resource of a vector that was a `CudaSlice`: its first block is cudarc's, freed as cudarc
-/// would free it; any other is the current resource's.
+/// The resource of a vector that was a `CudaSlice`. Its first block is cudarc's, and is freed as cudarc would free it.
+/// Any other block is the current resource's.
 #[derive(Debug)]
 struct Adopted {
     address: u64,
@@ -71,8 +71,8 @@ fn try_events(context: &Arc<CudaContext>) -> Result<()> {
 }
 
 impl<T: Pod> DeviceVec<T> {
-    /// Takes cudarc's slice over, at home on the slice's stream. The memory is freed as cudarc would
-    /// free it; growth takes from the device's current resource.
+    /// Takes cudarc's slice over, at home on the slice's stream. The memory is freed as cudarc would free it. Growth
+    /// takes memory from the device's current resource.
     ///
     /// ```no_run
     /// use aquifer::{Device, DeviceVec, cudarc::driver::CudaContext, mr::AsyncResource};
@@ -95,8 +95,9 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size, or the slice's stream is the per-thread
-    /// default one; those of taking the device over. The slice is dropped then, but leaked where the
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size, or the slice's stream is
+    /// the per-thread default one, and the errors of taking the device over. The slice is dropped then. It is leaked
+    /// where the
     /// driver does not answer, as in the child of a fork, or cannot wait for the slice's uses.
     pub fn from_cuda_slice(slice: CudaSlice<T>) -> Result<Self> {
         // cudarc's calls, the slice's drop among them, make its context current and leave it so.
@@ -137,14 +138,15 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 
-    /// Gives the vector to cudarc, where cudarc frees it rightly: memory of an
+    /// Gives the vector to cudarc, where cudarc frees the memory as its resource would. That is so for memory of an
     /// [`AsyncResource`](crate::mr::AsyncResource), which `cuMemFreeAsync` of any library frees.
     /// [`from_cuda_slice`](Self::from_cuda_slice) has an example.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device, for memory of another resource, and for an
-    /// empty vector; those of making the home stream wait for other use. The vector comes back.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a simulated device, for memory of another resource,
+    /// and for an empty vector. Other errors are those of making the home stream wait for other use. The vector comes
+    /// back.
     pub fn into_cuda_slice(self) -> Result<CudaSlice<T>, Refused<Self>> {
         let ready = self.cudarc_owner().and_then(|stream| Ok((restoring()?, stream)));
         let (_restore, stream) = match ready {
@@ -163,7 +165,7 @@ impl<T: Pod> DeviceVec<T> {
         })
     }
 
-    /// The stream on which cudarc would free the memory rightly.
+    /// The stream on which cudarc would free the memory as its resource does.
     fn cudarc_owner(&self) -> Result<Arc<CudaStream>> {
         let stream = self.stream().cuda_stream()?;
         ensure!(

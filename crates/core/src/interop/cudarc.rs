@@ -1,4 +1,4 @@
-//! A vector where cudarc takes device memory: copies, cuBLAS, NCCL, cuRAND, kernel arguments.
+//! A vector where cudarc takes device memory, such as copies, cuBLAS, NCCL, cuRAND and kernel arguments.
 
 use crate::container::{
     DeviceSlice, DeviceSliceMut, DeviceVec, MemoryUse, On, OnMut, StreamRef, UnknownStream,
@@ -17,11 +17,10 @@ use std::fmt;
 
 /// Device memory to read, for cudarc. From [`DeviceVec::cuda`].
 ///
-/// It is a `DevicePtr`: cudarc's functions say on which stream they use it, and that stream waits for
-/// the vector's home, and home for it, as with [`DeviceVec::on`]. cudarc's launch builder does not say
-/// so, and this is no kernel argument: give the launch a guard from [`DeviceVec::on`] for its stream,
-/// the home stream too.
-///
+/// It is a `DevicePtr`, so cudarc's functions name the stream on which they use it. That stream waits for the vector's
+/// home stream, and the home stream waits for it, as with [`DeviceVec::on`]. The launch builder of cudarc names no
+/// stream, so this is no kernel argument. Give the launch a guard from [`DeviceVec::on`] for its stream instead, also
+/// where that is the home stream.
 /// This does not compile, since the launch would come after no use of the vector elsewhere:
 ///
 /// ```compile_fail
@@ -38,7 +37,7 @@ pub struct CudaRef<'a, T: Pod> {
 
 /// Device memory to read and write, for cudarc. From [`DeviceVec::cuda_mut`].
 ///
-/// As [`CudaRef`], and a `DevicePtrMut`.
+/// It is like [`CudaRef`], and a `DevicePtrMut`.
 pub struct CudaMut<'a, T: Pod> {
     slice: DeviceSliceMut<'a, T>,
     home: &'a Arc<CudaStream>,
@@ -66,7 +65,7 @@ impl<T: Pod> DeviceVec<T> {
         self.as_slice().cuda()
     }
 
-    /// The vector, to read and write, for cudarc's functions: [`cuda`](Self::cuda) has an example.
+    /// The vector, to read and write, for cudarc's functions. [`cuda`](Self::cuda) has an example.
     ///
     /// # Errors
     ///
@@ -78,8 +77,8 @@ impl<T: Pod> DeviceVec<T> {
 
 /// Orders a stream of cudarc after home, and home's next conflicting use after it.
 ///
-/// cudarc's traits have no way to return an error: where the order cannot be made with events, the host
-/// waits for home now and home for the whole context later.
+/// cudarc's traits have no way to return an error. Where events cannot make the order, the host waits for home now, and
+/// home waits for the whole context later.
 fn order<'s>(memory: MemoryUse<'_>, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     let home = memory.home.device();
     let raw = match stream.cu_stream() as u64 {

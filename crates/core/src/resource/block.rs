@@ -3,11 +3,11 @@
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, align_up};
 use std::ptr::NonNull;
 
-/// Memory from a [`DeviceResource`](crate::DeviceResource): its address, its size, and a token by which
-/// the resource finds it again.
+/// Memory from a [`DeviceResource`](crate::DeviceResource). A block has an address, a size, and a token by which the
+/// resource finds it again.
 ///
-/// A block has no destructor: dropped, it leaks its memory. Give it to
-/// [`deallocate`](crate::DeviceResource::deallocate), once. It is neither `Clone` nor `Copy`.
+/// A block has no destructor, so its drop leaks its memory. Give it to
+/// [`deallocate`](crate::DeviceResource::deallocate), once. It is not `Clone` or `Copy`.
 // In this order, which is also the pool's, address and token move as one.
 #[derive(Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -24,8 +24,8 @@ impl DeviceBlock {
         Self { address, bytes, token }
     }
 
-    /// The block of a request for no bytes: its address is aligned, and never used. Blocks of one alignment
-    /// share it, so it tells none of them apart.
+    /// The block of a request for no bytes. Its address is aligned, and never used. Blocks of one alignment share the
+    /// address, so it tells none of them apart.
     pub const fn empty(layout: DeviceLayout) -> Self {
         Self { address: layout.alignment() as u64, bytes: 0, token: 0 }
     }
@@ -35,8 +35,8 @@ impl DeviceBlock {
         self.address
     }
 
-    /// The size in bytes: what was asked, or more. A pool that a memory tool or the simulated device follows
-    /// gives just what was asked.
+    /// The size in bytes, which is the requested size or more. A pool that a memory tool or the simulated device
+    /// follows gives exactly the requested size.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -59,8 +59,8 @@ impl DeviceBlock {
     }
 }
 
-/// Bytes to ask of a driver that aligns to [`DEFAULT_ALIGNMENT`], with room for the alignment of the
-/// layout. Cannot wrap: a layout's rounded size fits in `isize`, and so does its alignment.
+/// Bytes to ask of a driver that aligns to [`DEFAULT_ALIGNMENT`], with room for the alignment of the layout. The sum
+/// cannot wrap, since a layout's rounded size fits in `isize`, and so does its alignment.
 pub fn padded_bytes(layout: DeviceLayout) -> usize {
     layout.bytes() + layout.alignment().saturating_sub(DEFAULT_ALIGNMENT)
 }

@@ -13,12 +13,12 @@ use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
 use crate::stream::{Stream, deferred};
 
-/// Plain device memory, one driver call an allocation: `cuMemAlloc` and `cuMemFree`.
+/// Plain device memory, by one driver call an allocation (`cuMemAlloc` and `cuMemFree`).
 ///
-/// All instances on one device are equal. Both calls block, and a free waits for its stream first: put
-/// a pool above it. A [`PoolResource`](crate::PoolResource) with [`Handles::On`](crate::mr::Handles::On) maps handles in place of these
-/// calls; without, `cuIpcGetMemHandle` shares its memory. On a stream in capture a free does not disturb the capture: a later call of this
-/// crate makes it after the capture's end. RMM: `cuda_memory_resource`.
+/// All instances on one device are equal. Both calls block, and a free waits for its stream first. So put a pool above
+/// it. A [`PoolResource`](crate::PoolResource) with [`Handles::On`](crate::mr::Handles::On) maps handles in place of
+/// these calls. Without them, `cuIpcGetMemHandle` shares its memory. On a stream in capture a free does not disturb the
+/// capture, since a later call of this crate makes it after the capture's end. RMM has `cuda_memory_resource`.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceLayout, DeviceResource};
@@ -106,8 +106,8 @@ pub fn allocate(
     Ok(padded_block(layout, base.map_err(|error| requested.advise(error))?))
 }
 
-/// Waits for the stream and calls `free`, with an error where it may not have passed all that it was given. On a stream
-/// in capture, where a wait would invalidate the graph, a later call of the crate calls it.
+/// Waits for the stream and calls `free`, with an error if the stream may not have passed all that it was given. On a
+/// stream in capture, where a wait would invalidate the graph, a later call of the crate calls `free`.
 pub fn free_behind(stream: &Stream, free: impl FnOnce(Result<()>) + Send + 'static) {
     if stream.is_capturing().unwrap_or(false) {
         return stream.free_block_later(free);
@@ -115,8 +115,8 @@ pub fn free_behind(stream: &Stream, free: impl FnOnce(Result<()>) + Send + 'stat
     free(stream.synchronize_uncaptured());
 }
 
-/// Waits for the stream, then frees. On a stream in capture, where a wait would invalidate the graph,
-/// as [`free_deferred`]. A block that may still be in use is leaked and reported.
+/// Waits for the stream, then frees. On a stream in capture, where a wait would invalidate the graph, it does what
+/// [`free_deferred`] does. A block that may still be in use is leaked and reported.
 ///
 /// # Safety
 ///
@@ -142,7 +142,7 @@ pub unsafe fn free_blocking(stream: &Stream, device: &Device, block: DeviceBlock
 ///
 /// # Safety
 ///
-/// As [`free_blocking`].
+/// The conditions of [`free_blocking`].
 pub(super) unsafe fn free_deferred(stream: &Stream, device: &Device, block: DeviceBlock) {
     let device = device.clone();
     stream.free_block_later(move |passed| match passed {
@@ -154,7 +154,7 @@ pub(super) unsafe fn free_deferred(stream: &Stream, device: &Device, block: Devi
 
 /// # Safety
 ///
-/// As [`free_blocking`], and no work uses the block.
+/// The conditions of [`free_blocking`] hold, and no work uses the block.
 unsafe fn free_now(device: &Device, block: &DeviceBlock) {
     // SAFETY: the caller's promise.
     if let Err(error) = unsafe { device.driver().mem_free(block.token()) } {
@@ -173,8 +173,8 @@ pub fn report_leak(device: &Device, bytes: usize, error: &Error) {
     }
 }
 
-/// Reports a block that the driver did not free. Silent where the driver or the context is gone, as
-/// when the process exits: no memory is lost then.
+/// Reports a block that the driver did not free. It is silent if the driver or the context is gone, as when the process
+/// exits, since no memory is lost then.
 pub fn report_failed_free(device: &Device, bytes: usize, error: &DriverError) {
     if error.is_gone() {
         return;

@@ -1,4 +1,4 @@
-//! One current resource: of a device, or of page-locked memory.
+//! One current resource, of a device or of page-locked memory.
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
@@ -9,8 +9,8 @@ use crate::sync::{Arc, Mutex, Weak};
 ///
 /// # State table
 ///
-/// The lock over `CurrentState` guards its fields. No lock is held while a default is made, and none
-/// while a resource is dropped: both may use this again.
+/// The lock over `CurrentState` guards its fields. No lock is held while a default is made, and none while a resource
+/// is dropped, since both may use this again.
 ///
 /// | `set` | `default` | [`get`](Self::get) returns | next state |
 /// |---|---|---|---|
@@ -20,12 +20,12 @@ use crate::sync::{Arc, Mutex, Weak};
 ///
 /// [`replace`](Self::replace) writes `set` alone.
 ///
-/// - INV-1: one default at a time. The second of two threads that make one drops its own and returns
-///   that of the first.
-/// - INV-2: each resource that was set is returned by exactly one `replace`.
+/// - INV-1. There is one default at a time. The second of two threads that make one drops its own and returns that of
+///   the first.
+/// - INV-2. Each resource that was set is returned by exactly one `replace`.
 pub struct CurrentResource<R: ?Sized, D: ?Sized = R> {
     state: Mutex<CurrentState<R, D>>,
-    /// The default as what may be set in its place.
+    /// Converts the default into a resource that may be set in its place.
     as_current: fn(Arc<D>) -> Arc<R>,
 }
 
@@ -45,14 +45,14 @@ impl<R: ?Sized, D: ?Sized> CurrentState<R, D> {
 debug_struct!([R: ?Sized, D: ?Sized] CurrentResource<R, D> { .. });
 
 impl<R: ?Sized> CurrentResource<R> {
-    /// Nothing set and no default made.
+    /// A value with no resource set and no default made.
     pub fn new() -> Self {
         Self::with_default(|default| default)
     }
 }
 
 impl<R: ?Sized, D: ?Sized> CurrentResource<R, D> {
-    /// As [`new`](Self::new), with a default of a type of its own.
+    /// Like [`new`](Self::new), with a default of a type of its own.
     pub fn with_default(as_current: fn(Arc<D>) -> Arc<R>) -> Self {
         let state = CurrentState { set: None, default: None, kept: None };
         Self { state: Mutex::new(state), as_current }
@@ -71,12 +71,12 @@ impl<R: ?Sized, D: ?Sized> CurrentResource<R, D> {
         }
     }
 
-    /// What was set.
+    /// The resource that was set.
     pub fn set(&self) -> Option<Arc<R>> {
         self.state.lock().set.clone()
     }
 
-    /// The default, whatever is set.
+    /// The default, whether or not a resource is set.
     pub fn get_default<E>(
         &self,
         keep_default: bool,

@@ -13,17 +13,17 @@ use std::any::TypeId;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// Allocates device memory in stream order: RMM's memory resource.
+/// A resource that allocates device memory in stream order. RMM calls it a memory resource.
 ///
-/// Work on `stream` may use the memory from [`allocate`](Self::allocate) on.
-/// [`deallocate`](Self::deallocate) takes the memory back as soon as the work that `stream` was given
-/// before has run. Neither waits for the device unless the resource's own documentation says so.
-/// Resources compose: an adaptor is a resource made of another. `Arc<R>` and `Arc<dyn DeviceResource>`
-/// are resources too. A `Box<dyn DeviceResource>` is none: `Arc::from` makes an `Arc` of it.
+/// Work on `stream` may use the memory from [`allocate`](Self::allocate) on. [`deallocate`](Self::deallocate) takes the
+/// memory back as soon as the work that `stream` was given before has run. Neither waits for the device unless the
+/// resource's own documentation says so. Resources compose, since an adaptor is a resource made of another. `Arc<R>`
+/// and `Arc<dyn DeviceResource>` are resources too. A `Box<dyn DeviceResource>` is none, but `Arc::from` makes an `Arc`
+/// of it.
 ///
 /// A [`PinnedPool`](crate::pinned::PinnedPool) or [`PinnedResource`](crate::pinned::PinnedResource) is an
-/// [`Allocator`](crate::allocator_api2::alloc::Allocator) as well, which has an `allocate`, too: where both
-/// traits are imported, `DeviceResource::allocate(&pool, ..)` says which.
+/// [`Allocator`](crate::allocator_api2::alloc::Allocator) as well, which has an `allocate`, too. If both traits are
+/// imported, `DeviceResource::allocate(&pool, ..)` says which.
 ///
 /// # What a method may wait for
 ///
@@ -32,18 +32,18 @@ use std::ptr::NonNull;
 /// very call.
 ///
 /// A pool calls its upstream while other threads that need more memory of the pool wait for that call. So an upstream
-/// that waits for such a thread has it stand still for a time: for 1 second where the pool grows, for 10 where it gives memory
-/// back. Then the thread goes on beside the call, with a [`tracing`](https://docs.rs/tracing) warning that names the
-/// pool's lock. The pool may grow by more than it needs, or refuse memory that is on its way back.
+/// that waits for such a thread makes it stand still for a time. That is 1 second where the pool grows, and 10 where it
+/// gives memory back. Then the thread goes on beside the call, with a [`tracing`](https://docs.rs/tracing) warning that
+/// names the pool's lock. The pool may grow by more than it needs, or refuse memory that is on its way back.
 ///
-/// A wait for a stream or for the device inside of a pool's upstream drops no buffer that
-/// [waits for the device](crate::Transfer): a later call does. In debug builds it is an error of the crate's own to call an
-/// upstream or a callback, or to wait for the device, under any other of its locks: it panics.
+/// A wait for a stream or for the device inside of a pool's upstream drops no buffer that [waits for the
+/// device](crate::Transfer). A later call does. A call of an upstream or a callback, or a wait for the device, under
+/// any other of the crate's locks is an error of its own. It panics in debug builds.
 ///
 /// # What compute-sanitizer sees
 ///
-/// `memcheck` knows each allocation of the driver by its bounds. Of the blocks that are cut from an
-/// allocation it knows those that a tool interface registers:
+/// `memcheck` knows each allocation of the driver by its bounds. Of the blocks that are cut from an allocation it knows
+/// those that a tool interface registers.
 ///
 /// | resource | what it is to `memcheck` |
 /// |---|---|
@@ -63,15 +63,16 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 ///
-/// An implementation returns blocks of memory of [`device`](Self::device), of at least the bytes
-/// and at the alignment asked, that overlap no other live block; one that is resized keeps its address.
-/// It allocates freed memory again on
-/// another stream only after that stream is ordered after the free. Blocks stay valid until they are
-/// deallocated, whatever else happens to the resource, while a handle on it lives.
-/// [`frees_with_driver`](Self::frees_with_driver) is `true` of no block that `cuMemFreeAsync` of its
-/// address would not free. [`has_peer_access`](Self::has_peer_access) is `true` only where kernels of that
-/// device reach every block. Resources of equal [`identity`](Self::identity) may free each other's blocks.
-/// No method panics.
+/// - An implementation returns blocks of memory of [`device`](Self::device), of at least the bytes and at the alignment
+///   asked, that overlap no other live block.
+/// - A block that is resized keeps its address.
+/// - It allocates freed memory again on another stream only after that stream is ordered after the free.
+/// - Blocks stay valid until they are deallocated, whatever else happens to the resource, while a handle on it lives.
+/// - [`frees_with_driver`](Self::frees_with_driver) is `true` of no block that `cuMemFreeAsync` of its address would
+///   not free.
+/// - [`has_peer_access`](Self::has_peer_access) is `true` only if kernels of that device reach every block.
+/// - Resources of equal [`identity`](Self::identity) may free each other's blocks.
+/// - No method panics.
 ///
 /// # Examples
 ///
@@ -120,8 +121,8 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// The device whose memory this is.
     fn device(&self) -> &Device;
 
-    /// The resource as containers keep it: behind an `Arc`, which an `Arc` is already. What takes an
-    /// `impl DeviceResource` calls it; there is nothing to implement.
+    /// The resource behind an `Arc`, as containers keep it. An `Arc` is that already. A function that takes an
+    /// `impl DeviceResource` calls it, so there is nothing to implement.
     #[doc(hidden)]
     fn into_shared(self) -> Arc<dyn DeviceResource>
     where
@@ -135,21 +136,22 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room;
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device;
-    /// those of the driver.
+    /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room.
+    /// - [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if `stream` is of another device.
+    /// - The errors of the driver.
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
 
-    /// Memory as of [`allocate`](Self::allocate), with free addresses behind it for [`resize_in_place`](Self::resize_in_place).
-    /// The resource maps nothing else there while the block lives. `None` where it has no such memory, or no addresses for
-    /// it: by default always. Vectors ask for it when they grow into another block.
+    /// Memory like that of [`allocate`](Self::allocate), with free addresses behind it for
+    /// [`resize_in_place`](Self::resize_in_place). The resource maps nothing else there while the block lives. `None`
+    /// if it has no such memory, or no addresses for it. By default that is always so. Vectors ask for it when they
+    /// grow into another block.
     ///
     /// A [pool](crate::PoolResource) on [handles](crate::mr::Handles) gives whole granules, and addresses for all memory of the
     /// device.
     ///
     /// # Errors
     ///
-    /// As [`allocate`](Self::allocate).
+    /// The errors of [`allocate`](Self::allocate).
     fn allocate_growable(
         &self,
         stream: &Stream,
@@ -159,8 +161,8 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Has a block hold `bytes` bytes, or a few more, at its address, without a copy: for work on `stream` from this call on.
-    /// Returns whether it did. If not, the block is as it was. The bytes that are added have no values. Zero bytes are
+    /// Makes a block hold `bytes` bytes, or a few more, at its address, without a copy, for work on `stream` from this
+    /// call on. Returns whether it did. If not, the block is as it was. The added bytes have no values. Zero bytes are
     /// refused. By default a resource cannot.
     ///
     /// ```
@@ -184,11 +186,12 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`allocate`](Self::allocate), where there is a place for the bytes and no memory. Then the block is as it was.
+    /// The errors of [`allocate`](Self::allocate), if there is a place for the bytes and no memory. The block is as it
+    /// was then.
     ///
     /// # Safety
     ///
-    /// `block` came from this resource, or from one that equals it. All work that uses what lies past `bytes` is ordered
+    /// `block` came from this resource, or from one that equals it. All work that uses memory past `bytes` is ordered
     /// before this call on `stream`.
     unsafe fn resize_in_place(
         &self,
@@ -207,18 +210,18 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
         ResourceId::of_object(self)
     }
 
-    /// Has kernels and copies on streams of `peer` reach this resource's memory where it lies: the blocks that it
-    /// has, and those that it will have. A vector here can then be used [on](crate::DeviceVec::on) a stream of `peer`
-    /// and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the
-    /// driver's pool is gone; of mapped memory, until the last [`VirtualResource`](crate::mr::VirtualResource) of the device and the
-    /// last pool on [handles](crate::mr::Handles) are. For the
-    /// resource's own device it does nothing. Of a vector, it is `vec.resource().enable_peer_access(&peer)`.
+    /// Lets kernels and copies on streams of `peer` reach this resource's memory where it lies, which includes blocks
+    /// that it has, and those that it will have. A vector here can then be used [on](crate::DeviceVec::on) a stream of
+    /// `peer` and be given to a [launch](crate::Stream::launch) there. It stays so until the device or the driver's
+    /// pool is gone. For mapped memory it stays so until the last [`VirtualResource`](crate::mr::VirtualResource) of
+    /// the device and the last pool on [handles](crate::mr::Handles) are gone. For the resource's own device it does
+    /// nothing. For a vector, call `vec.resource().enable_peer_access(&peer)`.
     ///
     /// By default a resource cannot. The driver's answer for two devices is asked once.
     /// [`CudaResource`](crate::CudaResource) enables it for all plain memory of its device,
     /// [`VirtualResource`](crate::mr::VirtualResource) for all mapped memory,
-    /// [`AsyncResource`](crate::mr::AsyncResource) for its pool alone. A pool on handles does as a `VirtualResource`; other pools,
-    /// and adaptors, ask their upstream.
+    /// [`AsyncResource`](crate::mr::AsyncResource) for its pool alone. A pool on handles does what a `VirtualResource`
+    /// does. Other pools, and adaptors, ask their upstream.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceResource, DeviceVec, PoolResource, sim::SimConfig};
@@ -236,9 +239,9 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the two devices do not reach each other's
-    /// memory, which [`Device::can_access_peer`](crate::Device::can_access_peer) tells, or the resource cannot; those
-    /// of the driver.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the resource cannot, or the two devices do not
+    /// reach each other's memory, which [`Device::can_access_peer`](crate::Device::can_access_peer) tells. Other errors
+    /// are those of the driver.
     fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         let what = format!(
             "{} of {} cannot let {} reach its memory",
@@ -263,13 +266,14 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
         false
     }
 
-    /// What a pool above may map by itself. A resource that counts or changes what it hands out has nothing of the kind.
+    /// The memory that a pool above may map by itself. A resource that counts or changes its blocks has nothing of the
+    /// kind.
     #[doc(hidden)]
     fn mappable(&self) -> Mappable<'_> {
         Mappable::No
     }
 
-    /// The calling thread's magazine of a stream, where the resource is a pool that has one. For libraries over this
+    /// The calling thread's magazine of a stream, if the resource is a pool that has one. It is for libraries over this
     /// crate, which look it up once.
     #[doc(hidden)]
     fn thread_magazine(&self, stream: &Stream) -> Option<ThreadMagazine> {
@@ -396,14 +400,15 @@ pub unsafe trait HostAccessible: DeviceResource {
     fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8>;
 }
 
-/// A [`HostAccessible`] resource whose memory the host may use at once: no device work can access a
-/// block that [`allocate`](DeviceResource::allocate) returns. The resource allocates freed memory again
-/// only when the device has completed the free, not merely ordered it.
+/// A [`HostAccessible`] resource whose memory the host may use at once. No device work can access a block that
+/// [`allocate`](DeviceResource::allocate) returns. The resource allocates freed memory again only when the device has
+/// completed the free, not merely ordered it.
 ///
 /// # Safety
 ///
-/// The above holds; [`block_at`](Self::block_at) returns the very block; and if the resource is `Clone`,
-/// a clone takes back the original's blocks.
+/// - The above holds.
+/// - [`block_at`](Self::block_at) returns the very block.
+/// - If the resource is `Clone`, a clone takes back the original's blocks.
 pub unsafe trait HostComplete: HostAccessible {
     /// The block that [`host_pointer`](HostAccessible::host_pointer) gave this pointer for.
     ///

@@ -11,7 +11,7 @@
 //! A variable that names a manager which is not registered, or whose options it refuses, is an error at each
 //! first use, and leaves the state open.
 //!
-//! This layer knows of a manager what memory needs. Layer 6 has the interface that users implement.
+//! This crate knows only the memory of a manager. `aquifer-plug` has the interface that users implement.
 
 use super::device_resource::DeviceResource;
 use crate::debug_log::event;
@@ -101,7 +101,7 @@ impl OpenChoice {
     }
 }
 
-/// Makes a manager known by a name; a later one of the same name takes its place.
+/// Makes a manager known by a name. A later one of the same name takes its place.
 pub fn register(name: &str, factory: ManagerFactory) {
     let mut open = OPEN.lock();
     let before = open.registered.iter().position(|(registered, _)| registered == name);
@@ -189,7 +189,7 @@ pub(super) fn open(
     Ok(chosen()?.map(|open| move || inside(|| open(&device))))
 }
 
-/// The error of a call of a manager that asks for memory without a resource's name: it would be its own.
+/// The error of a call of a manager that asks for memory without a resource's name, since that would be its own.
 pub fn reentered() -> Error {
     let what = "a memory manager asked for memory that would come from itself";
     Error::new(ErrorKind::Reentered, what).with_advice(
@@ -198,7 +198,7 @@ pub fn reentered() -> Error {
 }
 
 thread_local! {
-    /// How many calls of managers the thread is in.
+    /// The number of calls of managers that the thread is in.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 

@@ -1,4 +1,4 @@
-//! Callbacks on failed allocations: what they see, and how they nest.
+//! Callbacks on failed allocations, with the failure that they see, and how they nest.
 
 use crate::debug_log::deferred_event;
 use crate::error::{Error, catch_panic};
@@ -9,10 +9,10 @@ use crate::sync::{Arc, assert_unlocked};
 use std::cell::Cell;
 use std::fmt;
 
-/// An allocation that failed, as the callback of a [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor) or of a pool
-/// ([`PoolOptions::failure_callback`](crate::mr::PoolOptions::failure_callback),
-/// [`PinnedPoolOptions::failure_callback`](crate::pinned::PinnedPoolOptions::failure_callback)) sees it. RMM's callback
-/// gets the bytes alone.
+/// An allocation that failed. The callback of a [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor) or of a
+/// pool sees it ([`PoolOptions::failure_callback`](crate::mr::PoolOptions::failure_callback),
+/// [`PinnedPoolOptions::failure_callback`](crate::pinned::PinnedPoolOptions::failure_callback)). RMM's callback gets
+/// the bytes alone.
 ///
 /// ```
 /// use aquifer::mr::Failure;
@@ -36,10 +36,10 @@ impl<'a> Failure<'a> {
     }
 
     getters! {
-        /// The size and alignment of the request. Of a pool of device memory, rounded up as its blocks are.
+        /// The size and alignment of the request. In a pool of device memory, they are rounded up as its blocks are.
         layout: DeviceLayout;
 
-        /// The upstream's error; of a pool, what it would say.
+        /// The upstream's error. In a pool, it is the error that the pool would return.
         error: &'a Error;
 
         /// The number of this attempt, from 1.
@@ -50,7 +50,7 @@ impl<'a> Failure<'a> {
 /// A user's callback on failure.
 pub type Callback = dyn Fn(&Failure<'_>) -> bool + Send + Sync;
 
-/// One as an option of a pool.
+/// A callback as an option of a pool.
 #[derive(Clone)]
 pub(crate) struct OnFailure(pub(crate) Arc<Callback>);
 
@@ -64,8 +64,8 @@ impl fmt::Debug for OnFailure {
 const MAX_NESTED: usize = 8;
 
 thread_local! {
-    /// The addresses of those whose callbacks run on this thread; 0 marks a free entry. It has
-    /// no destructor, so that a thread may allocate while it ends.
+    /// The addresses of the owners whose callbacks run on this thread, where 0 marks a free entry. It has no
+    /// destructor, so that a thread may allocate while it ends.
     static RUNNING: Cell<[usize; MAX_NESTED]> = const { Cell::new([0; MAX_NESTED]) };
 }
 
@@ -75,7 +75,7 @@ struct RunningCallback {
 }
 
 impl RunningCallback {
-    /// `None` if the callback runs already or [`MAX_NESTED`] others do: nested retries would multiply.
+    /// `None` if the callback runs already or [`MAX_NESTED`] others do, since nested retries would multiply.
     fn begin(owner: usize) -> Option<Self> {
         let mut running = RUNNING.get();
         if running.contains(&owner) {
@@ -93,8 +93,8 @@ impl Drop for RunningCallback {
     }
 }
 
-/// Whether `call`, a callback of the adaptor or pool at the address `owner`, asks for a retry. Not inside of itself. Stops
-/// its panics: a resource's methods do not panic.
+/// Whether `call`, a callback of the adaptor or pool at the address `owner`, asks for a retry. It is not called inside
+/// of itself. Its panics are stopped, since a resource's methods do not panic.
 #[cold]
 pub fn asks_for_retry(owner: usize, failure: &Failure<'_>, call: impl FnOnce() -> bool) -> bool {
     assert_unlocked("a callback");

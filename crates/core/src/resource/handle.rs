@@ -5,7 +5,7 @@ use crate::driver::BackendKind;
 use crate::sync::Arc;
 use std::ops::Deref;
 
-/// A device's context: the backend, and the number that the backend gave the context.
+/// A device's context, by its backend and the number that the backend gave it.
 pub(super) type ContextId = (BackendKind, u64);
 
 /// A resource that the caller named, or the one that was current for the calling thread.
@@ -17,8 +17,8 @@ pub(crate) enum ResourceHandle {
 
 /// A thread's or a scope's reference to the current resource of a device.
 ///
-/// An `Arc` of this has a reference count of its own: if all threads wrote the count of the resource
-/// itself, that would take longer than an allocation from a warm pool.
+/// An `Arc` of this has a reference count of its own. If all threads wrote the count of the resource itself, that would
+/// take longer than an allocation from a warm pool.
 pub(crate) struct ThreadResource {
     pub(super) context_id: ContextId,
     pub(super) resource: Arc<dyn DeviceResource>,

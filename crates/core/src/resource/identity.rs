@@ -7,12 +7,12 @@ use std::any::{TypeId, type_name};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// Equal for two resources if each takes back what the other handed out.
+/// An identity is equal for two resources if each takes back the blocks of the other.
 ///
-/// Handles on one state have equal identities, also when they are type-erased: clones of a
-/// [`PoolResource`](crate::PoolResource), or two [`CudaResource`](crate::CudaResource)s of one device.
-/// Resources of different types never do; types that differ in lifetimes alone count as one. Compare
-/// identities while both resources live: an address is used again.
+/// Handles on one state have equal identities, also when they are type-erased. Such are clones of a
+/// [`PoolResource`](crate::PoolResource), or two [`CudaResource`](crate::CudaResource)s of one device. Resources of
+/// different types never have equal ones, but types that differ in lifetimes alone count as one. Compare identities
+/// while both resources live, since an address is used again.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceResource, PoolResource};
@@ -27,7 +27,7 @@ use std::hash::{Hash, Hasher};
 /// ```
 #[derive(Clone, Copy)]
 pub struct ResourceId {
-    /// Not the type's name: two types may have the same.
+    /// The identity of the type. Its name does not do, since two types may have the same.
     type_id: TypeId,
     of: [u64; 2],
     name: &'static str,
@@ -74,7 +74,7 @@ impl ResourceId {
 }
 
 impl ResourceId {
-    /// The resource's type by its short name, without its module and its upstream: `PoolResource`.
+    /// The resource's type by its short name, without its module and its upstream, such as `PoolResource`.
     pub fn name(&self) -> &'static str {
         short_name(self.name)
     }

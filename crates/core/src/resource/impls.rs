@@ -1,4 +1,4 @@
-//! What resources and adaptors repeat, beside what all layers do ([`crate::impls`]).
+//! Code that resources and adaptors repeat, beside the code of all layers ([`crate::impls`]).
 //!
 //! | macro | writes |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `adaptor!(X, state.upstream, field, ..)` | the same of `X<U>`, `upstream`, `HostAccessible`, `Debug` |
 //! | `forward!(device, ..)`, in `impl DeviceResource for X<U>` | the methods that it names |
 //!
-//! A generic type has its parameters before it: `handle!([U: DeviceResource] X<U> { state })`.
+//! A generic type has its parameters before it, as in `handle!([U: DeviceResource] X<U> { state })`.
 
 pub use crate::impls::{debug_struct, getters, setters};
 
@@ -29,8 +29,8 @@ macro_rules! equal_by_identity {
     };
 }
 
-/// Makes a resource of all these fields a handle: clones are equal. Not derived, since a parameter may
-/// be neither `Clone` nor `Eq`.
+/// Makes a resource of all these fields a handle, whose clones are equal. The traits are not derived, since a parameter
+/// may not be `Clone` or `Eq`.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! handle {
@@ -45,8 +45,8 @@ macro_rules! handle {
     };
 }
 
-/// Makes `X<U>` an adaptor: a handle, `upstream()`, host addresses as the upstream's. `Debug` shows the
-/// upstream and the fields of the state that are named.
+/// Makes `X<U>` an adaptor, which is a handle with `upstream()` and the upstream's host addresses. `Debug` shows the
+/// upstream and the named fields of the state.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! adaptor {
@@ -85,9 +85,9 @@ macro_rules! adaptor {
     };
 }
 
-/// Methods of `DeviceResource`, by name: `identity` of the `Arc` in the field `state`, and others as the
-/// upstream has them. An adaptor that counts or checks frees leaves `frees_with_driver` at `false`:
-/// memory that the driver frees would pass it by.
+/// Methods of `DeviceResource`, by name. `identity` is that of the `Arc` in the field `state`, and others are as the
+/// upstream has them. An adaptor that counts or checks frees leaves `frees_with_driver` at `false`, since memory that
+/// the driver frees would pass it by.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! forward {

@@ -9,7 +9,7 @@ use crate::error::{DriverError, Result};
 use crate::impls::Count;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// The mappings that a range of addresses lies in, in their order. An error where one of them is no mapping of a handle.
+/// The mappings that a range of addresses lies in, in their order. An error if one of them is no mapping of a handle.
 pub fn mappings_of(device: &Device, range: DeviceRange) -> DriverResult<Vec<DeviceRange>> {
     let driver = device.driver();
     let (mut at, end) = (range.address, range.address + range.bytes as u64);
@@ -44,7 +44,7 @@ pub fn export_mapping(device: &Device, mapping: DeviceRange) -> DriverResult<Own
 #[allow(missing_debug_implementations, reason = "for the crates above alone")]
 pub struct ImportedHandles {
     memory: VirtualMemory,
-    /// With their sizes.
+    /// The handles with their sizes.
     handles: Vec<(RawHandle, usize)>,
     bytes: usize,
 }
@@ -56,7 +56,7 @@ impl ImportedHandles {
         Ok(Self { memory, handles: Vec::new(), bytes: 0 })
     }
 
-    /// How much all of them have, in bytes.
+    /// The size of all of them together, in bytes.
     #[doc(hidden)]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -71,7 +71,7 @@ impl ImportedHandles {
             && all.is_some_and(|all| isize::try_from(all).is_ok())
     }
 
-    /// Takes one more. There is [room](Self::has_room_for) for it.
+    /// Takes one more handle. There is [room](Self::has_room_for) for it.
     #[doc(hidden)]
     pub fn import(&mut self, descriptor: BorrowedFd<'_>, bytes: usize) -> DriverResult<()> {
         let handle = self.memory.driver().handle_import(descriptor)?;
@@ -131,7 +131,7 @@ impl Drop for ImportedHandles {
 pub struct ImportedMemory {
     memory: VirtualMemory,
     range: DeviceRange,
-    /// Of the mappings, in their order from the begin of the range on.
+    /// The sizes of the mappings, in their order from the begin of the range on.
     sizes: Vec<usize>,
 }
 
@@ -141,7 +141,7 @@ impl ImportedMemory {
         self.range.address
     }
 
-    /// Gives it up, which its own process keeps. What fails stays mapped.
+    /// Gives up the memory, which its own process keeps. A mapping that cannot be unmapped stays.
     ///
     /// # Safety
     ///

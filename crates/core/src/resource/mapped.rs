@@ -1,4 +1,4 @@
-//! Memory of a device that is apart from its addresses: CUDA's virtual memory management, call by call.
+//! Memory of a device that is apart from its addresses, by the calls of CUDA's virtual memory management.
 
 use super::mapped_peers::{MappedPeers, patiently};
 use crate::device::Device;
@@ -17,12 +17,12 @@ use std::fmt::Display;
 pub struct VirtualMemory {
     device: Device,
     granularity: usize,
-    /// Of the handles that are created, as long as nobody has tried what works.
+    /// The properties of the handles that are created, as long as nobody has tried which work.
     spec: HandleSpec,
     peers: Arc<MappedPeers>,
 }
 
-/// All of one device is equal.
+/// All virtual memory of one device is equal.
 impl PartialEq for VirtualMemory {
     fn eq(&self, other: &Self) -> bool {
         self.device == other.device
@@ -31,14 +31,14 @@ impl PartialEq for VirtualMemory {
 
 impl Eq for VirtualMemory {}
 
-/// What a pool may map in place of a resource's blocks.
+/// The memory that a pool may map in place of a resource's blocks.
 #[derive(Clone, Copy, Debug)]
 pub enum Mappable<'a> {
-    /// Nothing.
+    /// The pool may map nothing.
     No,
-    /// Any memory of the device: the resource is a call of the driver for each block, and nothing else.
+    /// Any memory of the device, since the resource is a call of the driver for each block, and nothing else.
     Plain,
-    /// This, of which the resource is.
+    /// The memory of which the resource is.
     Mapped(&'a VirtualMemory),
 }
 
@@ -66,17 +66,17 @@ impl VirtualMemory {
         self.peers.tried().is_some()
     }
 
-    /// Such handles were seen to work.
+    /// Notes that such handles were seen to work.
     pub(super) fn set_tried(&self, spec: HandleSpec) {
         self.peers.set_tried(spec);
     }
 
-    /// What handles are made for.
+    /// The properties of handles that are made.
     pub(super) fn spec(&self) -> HandleSpec {
         self.peers.tried().unwrap_or(self.spec)
     }
 
-    /// As [`self`](Self), with handles that are made for something else.
+    /// The same memory, with handles that are made for something else.
     pub(super) fn with_spec(&self, spec: HandleSpec) -> Self {
         Self { spec, ..self.clone() }
     }
@@ -94,7 +94,7 @@ impl VirtualMemory {
         self.device.driver()
     }
 
-    /// That of the device alone. Those of its peers are not asked: all known GPUs have 2 MiB.
+    /// The granularity of the device alone. Its peers are not asked, since all known GPUs have 2 MiB.
     pub(super) fn granularity(&self) -> usize {
         self.granularity
     }
@@ -105,7 +105,7 @@ impl VirtualMemory {
         DeviceRange { address, bytes: bytes.next_multiple_of(self.granularity) }
     }
 
-    /// What a call for this memory has returned.
+    /// The result of a call for this memory, whose error names the call.
     pub(super) fn in_context<T>(&self, what: impl Display, made: DriverResult<T>) -> Result<T> {
         made.with_context(|| match self.device.memory_info() {
             Ok(info) => format!(
@@ -118,8 +118,8 @@ impl VirtualMemory {
         })
     }
 
-    /// Has a range be the memory of a handle, which the device reaches there. If that fails, nothing is mapped, unless the
-    /// error says so.
+    /// Makes a range the memory of a handle, which the device reaches there. If that fails, nothing is mapped, unless
+    /// the error says so.
     ///
     /// # Safety
     ///
@@ -161,7 +161,7 @@ impl VirtualMemory {
         unmapped
     }
 
-    /// Has kernels of another device reach what is mapped, and what will be.
+    /// Lets kernels of another device reach all memory that is mapped, and that will be.
     pub(super) fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         not_forked("mapped memory")?;
         if self.has_peer_access(peer) {

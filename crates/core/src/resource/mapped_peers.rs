@@ -1,4 +1,5 @@
-//! Which other devices reach a device's mapped memory: what is mapped when one is let in, and what is mapped later.
+//! The other devices that reach a device's mapped memory, both the memory that is mapped when one is let in, and the
+//! memory that is mapped later.
 
 use crate::device::Device;
 use crate::driver::{BackendKind, DeviceRange, Driver, DriverResult, HandleSpec};
@@ -7,7 +8,7 @@ use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::collections::{BTreeMap, HashMap};
 
-/// The peers of one device, and what it has mapped. No lock is held over a call of the driver.
+/// The peers of one device, and the ranges that it has mapped. No lock is held over a call of the driver.
 #[derive(Debug, Default)]
 pub(super) struct MappedPeers {
     inside: Mutex<Inside>,
@@ -17,22 +18,23 @@ pub(super) struct MappedPeers {
 #[derive(Debug, Default)]
 struct Inside {
     peers: Vec<Peer>,
-    /// By address.
+    /// The sizes by address.
     ranges: BTreeMap<u64, usize>,
 }
 
-/// A device that reaches what is mapped from now on.
+/// A device that reaches all memory that is mapped from now on.
 #[derive(Debug)]
 struct Peer {
     device: Device,
-    /// It reaches what was mapped before, too.
+    /// Whether it reaches the memory that was mapped before, too.
     is_ready: bool,
-    /// Threads that let it reach that. It stays in the list as long as one does, though another one fails.
+    /// The number of threads that let it reach that. It stays in the list as long as one does, though another one
+    /// fails.
     enabling: usize,
 }
 
 impl Inside {
-    /// A thread begins to let a peer in: what it has to let it reach.
+    /// A thread begins to let a peer in. Returns the ranges that it has to let the peer reach.
     fn begin(&mut self, device: &Device) -> Vec<DeviceRange> {
         // First, so that what is mapped meanwhile is not missed.
         match self.peers.iter_mut().find(|peer| peer.device == *device) {
@@ -54,20 +56,20 @@ impl Inside {
         self.peers.retain(|peer| peer.is_ready || peer.enabling > 0);
     }
 
-    /// A range is mapped: the peers that it has to be reached by.
+    /// A range is mapped. Returns the peers that have to reach it.
     fn add(&mut self, range: DeviceRange) -> Vec<Device> {
         self.ranges.insert(range.address, range.bytes);
         self.peers.iter().map(|peer| peer.device.clone()).collect()
     }
 }
 
-/// By device.
+/// The peers by device.
 type All = HashMap<(BackendKind, u64), Weak<MappedPeers>>;
 
 static ALL: LazyLock<Mutex<All>> = LazyLock::new(Mutex::default);
 
 impl MappedPeers {
-    /// Those of all mapped memory of a device.
+    /// The peers of all mapped memory of a device.
     pub(super) fn of(device: &Device) -> Arc<Self> {
         let mut all = ALL.lock();
         if let Some(known) = all.get(&device.key()).and_then(Weak::upgrade) {
@@ -84,7 +86,7 @@ impl MappedPeers {
         self.tried.get().copied()
     }
 
-    /// The first answer stays: all memory of a device is made alike.
+    /// Notes the handles that work. The first answer stays, since all memory of a device is made alike.
     pub(super) fn set_tried(&self, spec: HandleSpec) {
         let _ = self.tried.set(spec);
     }
@@ -93,7 +95,7 @@ impl MappedPeers {
         self.inside.lock().peers.iter().any(|peer| peer.device == *device && peer.is_ready)
     }
 
-    /// Lets a peer reach what is mapped, and what will be.
+    /// Lets a peer reach all memory that is mapped, and that will be.
     pub(super) fn enable(&self, driver: &dyn Driver, peer: &Device) -> DriverResult<()> {
         let ranges = self.inside.lock().begin(peer);
         let mut enabled = Ok(());
@@ -109,11 +111,11 @@ impl MappedPeers {
         enabled
     }
 
-    /// A range is mapped, and its device reaches it: now its peers do, too.
+    /// A range is mapped, and its device reaches it. From now on its peers do, too.
     ///
     /// # Safety
     ///
-    /// As [`set_access`](crate::driver::VirtualCalls::set_access).
+    /// The conditions of [`set_access`](crate::driver::VirtualCalls::set_access).
     pub(super) unsafe fn add(&self, driver: &dyn Driver, range: DeviceRange) -> DriverResult<()> {
         let peers = self.inside.lock().add(range);
         peers.iter().try_for_each(|peer| let_reach(driver, range, peer))
@@ -130,10 +132,10 @@ fn let_reach(driver: &dyn Driver, range: DeviceRange, peer: &Device) -> DriverRe
     patiently(|| unsafe { driver.set_peer_access(range, peer.driver().as_any()) })
 }
 
-/// How often a call is made at most whose answer is that the driver is not ready.
+/// The number of calls at most, if the answer is that the driver is not ready.
 const CALLS: usize = 4;
 
-/// Makes a call again that is answered so: `cuMemSetAccess` is at times, under WSL 2, though it waits for nothing.
+/// Repeats a call with that answer. `cuMemSetAccess` gives it at times, under WSL 2, though it waits for nothing.
 pub(super) fn patiently(call: impl Fn() -> DriverResult<()>) -> DriverResult<()> {
     let mut answer = call();
     for _ in 1..CALLS {
@@ -150,7 +152,8 @@ mod tests {
     use super::*;
     use crate::sim::SimConfig;
 
-    /// Two threads let one peer in, and one of them fails: what is mapped before the other is through is reached all the same.
+    /// Two threads let one peer in, and one of them fails. The peer reaches the memory that is mapped before the other
+    /// is through all the same.
     #[test]
     fn a_peer_stays_while_any_thread_lets_it_in() {
         let peer = Device::simulated(SimConfig::default());

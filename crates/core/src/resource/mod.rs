@@ -1,4 +1,4 @@
-//! Where device memory comes from.
+//! The sources of device memory.
 
 pub mod block;
 pub mod cuda;

@@ -38,51 +38,52 @@ use memory_hooks::MemoryHooks;
 pub use options::PoolOwner;
 pub use options::{Handles, MissPolicy, PoolOptions};
 
-/// A stream-ordered pool over another resource: RMM's `pool_memory_resource`, without a driver call
-/// once it is warm.
+/// A stream-ordered pool over another resource, like RMM's `pool_memory_resource`, without a driver call once it is
+/// warm.
 ///
-/// A handle: clones are the same pool. Use it from any thread, on any stream of its device. A stream
-/// reuses its own freed memory without a check. Another stream takes it when the device is past it, or
-/// is made to wait for it. The [`MissPolicy`] says which comes first, and when the pool grows instead.
+/// It is a handle, whose clones are the same pool. Use it from any thread, on any stream of its device. A stream reuses
+/// its own freed memory without a check. Another stream takes it when the device is past it, or is made to wait for it.
+/// The [`MissPolicy`] says which comes first, and when the pool grows instead.
 ///
-/// The pool takes memory from upstream in large blocks; over [`VirtualResource`](crate::mr::VirtualResource), or with [`Handles::On`],
-/// in [handles](Handles), which move to where they are wanted. It cuts exact sizes from either, rounded up to 256 bytes. It never holds more than its maximum size, and
-/// can always use all of it: before an out-of-memory error it gathers what all streams and threads have freed, and returns blocks of
-/// upstream to get larger ones. Where the device has no memory left, its other pools give back what they have free, of this type
-/// and of [`FixedSizeResource`](crate::mr::FixedSizeResource) and [`BinningResource`](crate::mr::BinningResource): at first without a wait.
-/// Then the user's [callback](PoolOptions::failure_callback) may free some. Then the host waits for the streams that hold
-/// what is pending, until that is enough ([`MissStep::Trim`](crate::mr::MissStep::Trim)). An error names what there is, and what would
-/// have helped.
+/// The pool takes memory from upstream in large blocks. Over [`VirtualResource`](crate::mr::VirtualResource), or with
+/// [`Handles::On`], it takes [handles](Handles), which move to where they are wanted. It cuts exact sizes from either,
+/// rounded up to 256 bytes. It never holds more than its maximum size, and can always use all of it. Before an
+/// out-of-memory error it gathers the memory that all streams and threads have freed, and returns blocks of upstream to
+/// get larger ones. If the device has no memory left, its other pools give back their free memory, at first without a
+/// wait. They are those of this type, of [`FixedSizeResource`](crate::mr::FixedSizeResource) and of
+/// [`BinningResource`](crate::mr::BinningResource). Then the user's [callback](PoolOptions::failure_callback) may free
+/// some. Then the host waits for the streams that hold pending memory, until that is enough
+/// ([`MissStep::Trim`](crate::mr::MissStep::Trim)). An error names the memory that there is, and what would have
+/// helped.
 ///
-/// Handles may be dropped before the vectors that live in the pool; it ends with the last of both.
-/// Blocks that were [allocated](DeviceResource::allocate) by hand and not deallocated by then are
-/// leaked, with the blocks of upstream that they are part of, and an error in the log.
+/// Handles may be dropped before the vectors that live in the pool, which ends with the last of both. Blocks that were
+/// [allocated](DeviceResource::allocate) by hand and not deallocated by then are leaked. The blocks of upstream that
+/// they are part of leak with them, and the log gets an error.
 ///
-/// One pool serves up to 65,534 streams at a time, and any number one after the other. Its work for a
-/// stream, and on a miss, does not grow with their number, but with that of the streams that grew the
-/// pool, of those that have free memory there, and of those that a stream was made to wait for. [`trim`](Self::trim),
-/// [`statistics`](Self::statistics), a request that is about to fail and the pool's end look at every
-/// stream. A stream of which the pool has the last handle ends when new streams come, and a later one
-/// takes over its memory: by the next one among 64, or after a 64th as many as there are. A stream costs
-/// the host some 10 KiB, and as much again for each further thread that uses it.
+/// One pool serves up to 65,534 streams at a time, and any number one after the other. Its work for a stream, and on a
+/// miss, does not grow with their number. It grows with the number of the streams that grew the pool, of those that
+/// have free memory there, and of those that a stream was made to wait for. [`trim`](Self::trim),
+/// [`statistics`](Self::statistics), a request that is about to fail and the pool's end look at every stream. A stream
+/// of which the pool has the last handle ends when new streams come, and a later one takes over its memory. Among 64
+/// streams the next new one does so. Among more, it takes a 64th as many new streams as there are. A stream costs the
+/// host some 10 KiB, and as much again for each further thread that uses it.
 ///
-/// Its largest block has 2^40 bytes less its alignment; a larger request is for its upstream.
+/// Its largest block has 2^40 bytes less its alignment. A larger request is for its upstream.
 ///
-/// Over another pool, give this one a [growth step](PoolOptions::growth_step): by default it takes 2
-/// MiB at least, or what is asked for from 1 MiB on.
+/// Over another pool, give this one a [growth step](PoolOptions::growth_step). By default it takes 2 MiB at least, or
+/// the requested size from 1 MiB on.
 ///
-/// On Linux, threads' magazines rely on the system call `membarrier`. Where a filter of system calls
-/// forbids it, a pool is somewhat slower. A filter that is set after the first pool was made has to
-/// allow it: otherwise the process is aborted.
+/// On Linux, threads' magazines rely on the system call `membarrier`. If a filter of system calls forbids it, a pool is
+/// somewhat slower. A filter that is set after the first pool was made has to allow it, since the process is aborted
+/// otherwise.
 ///
-/// The simulated device follows what pools hand out: it reports a use of a block after its free, an access
-/// past its end, and a read of a block that was allocated again and not written since. Blocks have just the
-/// bytes that were asked there. [`SimConfig::without_pool_checks`](crate::sim::SimConfig::without_pool_checks)
-/// turns it off.
+/// The simulated device follows the blocks of pools. It reports a use of a block after its free, an access past its
+/// end, and a read of a block that was allocated again and not written since. Blocks have exactly the requested bytes
+/// there. [`SimConfig::without_pool_checks`](crate::sim::SimConfig::without_pool_checks) turns it off.
 ///
-/// To make and drop vectors while a stream records a graph, declare the capture with
-/// [`Stream::capture`]. On a stream in another capture the pool serves what the stream freed before;
-/// anything else is [`ErrorKind::Capture`](crate::ErrorKind::Capture).
+/// To make and drop vectors while a stream records a graph, declare the capture with [`Stream::capture`]. On a stream
+/// in another capture the pool serves the memory that the stream freed before, and any other request is
+/// [`ErrorKind::Capture`](crate::ErrorKind::Capture).
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
@@ -108,8 +109,7 @@ handle!([U: DeviceResource + 'static] PoolResource<U> { pool });
 debug_struct!([U: DeviceResource + 'static] PoolResource<U> { upstream(), statistics() });
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
-    /// A pool with default options: it starts empty, grows as it needs to, and has no maximum size
-    /// but what upstream has.
+    /// A pool with default options. It starts empty, grows as it needs to, and has no maximum size but the upstream's.
     ///
     /// # Errors
     ///
@@ -131,13 +131,13 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// Gives free memory back to upstream at once, as far as the device is past it, until no more than `keep` bytes are
     /// reserved. Waits for no work of the device. Returns how many bytes went back.
     ///
-    /// Whole blocks of upstream go back, so that less than `keep` may be left. Where the pool maps its memory, pieces do. To
-    /// free a block may wait for all
-    /// kernels of the device, so blocks go back where the device has nothing to do, or will have within 2 ms. Pieces go back
-    /// whatever the device does. [`wait_and_trim`](Self::wait_and_trim) gives back what the device still uses, too.
+    /// Whole blocks of upstream go back, so that less than `keep` may be left. If the pool maps its memory, pieces do.
+    /// The free of a block may wait for all kernels of the device. So blocks go back if the device has nothing to do,
+    /// or will have nothing within 2 ms. Pieces go back whatever the device does.
+    /// [`wait_and_trim`](Self::wait_and_trim) gives back memory that the device still uses, too.
     ///
-    /// The host's own memory of what went back goes, too; the calling thread's caches at once,
-    /// some 9 KiB for each stream, and those of another thread when that thread uses the pool again, or ends.
+    /// The host's own memory for the returned memory goes, too. The calling thread's caches, some 9 KiB for each
+    /// stream, go at once. Those of another thread go when that thread uses the pool again, or ends.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, PoolResource, mr::VirtualResource};
@@ -165,14 +165,15 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Ok(given)
     }
 
-    /// Waits for the streams that freed memory, and gives free memory back to upstream, until no more than `keep` bytes are
-    /// reserved. Waits for no stream that has nothing pending here. Returns how many bytes went back. Otherwise as
-    /// [`trim`](Self::trim).
+    /// Waits for the streams that freed memory, and gives free memory back to upstream, until no more than `keep` bytes
+    /// are reserved. Waits for no stream that has nothing pending here. Returns how many bytes went back. Otherwise it
+    /// is like [`trim`](Self::trim).
     ///
     /// # Errors
     ///
-    /// Those of the driver, if nothing could be given back for them; [`ErrorKind::Capture`](crate::ErrorKind::Capture) if a
-    /// stream of the pool is in capture; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    /// - The errors of the driver, if nothing could be given back for them.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) if a stream of the pool is in capture.
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     #[track_caller]
     pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
         let _site = CallSite::enter();
@@ -192,7 +193,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Ok(())
     }
 
-    /// The bytes that the pool has of upstream, free ones included: RMM's name. It takes one lock, where
+    /// The bytes that the pool has of upstream, free ones included. The name is RMM's. It takes one lock, while
     /// [`statistics`](Self::statistics) asks every stream's memory.
     pub fn pool_size(&self) -> usize {
         if is_forked_child() {
@@ -201,7 +202,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.pool.reserved_bytes()
     }
 
-    /// What the pool holds and what it did. Exact while no other thread uses it.
+    /// The pool's counts of memory and of calls. Exact while no other thread uses it.
     pub fn statistics(&self) -> PoolStatistics {
         if is_forked_child() {
             return PoolStatistics::default();
@@ -209,8 +210,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.pool.stats()
     }
 
-    /// Where the pool's memory lies, and what of it is free: for tools that draw it. Each thread's cached blocks become
-    /// free memory of their streams. Exact while no other thread uses the pool.
+    /// The places of the pool's memory, and the free parts of it, for tools that draw it. Each thread's cached blocks
+    /// become free memory of their streams. Exact while no other thread uses the pool.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
@@ -244,7 +245,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.pool.allocate_cached(stream.id(), bytes, alignment as u64).map(device_block)
     }
 
-    /// As [`allocate_cached`](Self::allocate_cached), for a size in [units](Self::units).
+    /// Like [`allocate_cached`](Self::allocate_cached), for a size in [units](Self::units).
     #[inline(always)]
     #[doc(hidden)]
     pub fn allocate_cached_units(
@@ -289,11 +290,11 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.allocate_cold(stream, layout)
     }
 
-    /// The rest of [`deallocate`](DeviceResource::deallocate), likewise.
+    /// The rest of [`deallocate`](DeviceResource::deallocate), with the thread's magazine likewise.
     ///
     /// # Safety
     ///
-    /// As [`DeviceResource::deallocate`].
+    /// The conditions of [`DeviceResource::deallocate`].
     #[inline(never)]
     unsafe fn deallocate_past(
         &self,
@@ -309,7 +310,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         }
     }
 
-    /// As [`allocate`](DeviceResource::allocate), after [`allocate_cached`](Self::allocate_cached).
+    /// Does [`allocate`](DeviceResource::allocate), after [`allocate_cached`](Self::allocate_cached).
     #[inline(never)]
     #[doc(hidden)]
     pub fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
@@ -345,7 +346,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// # Safety
     ///
-    /// As [`DeviceResource::deallocate`].
+    /// The conditions of [`DeviceResource::deallocate`].
     #[inline(never)]
     unsafe fn deallocate_cold(&self, stream: &Stream, mut block: Block) {
         if block.bytes > 0 && !is_forked_child() {
@@ -364,11 +365,11 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 }
 
-/// What was asked of a pool whose failure is explained.
+/// The request to a pool whose failure is explained.
 #[derive(Clone, Copy)]
 pub(super) enum Asked<'a> {
     Allocation(DeviceLayout),
-    /// On a stream that was found in a capture on another thread.
+    /// A request on a stream that was found in a capture on another thread.
     AllocationElsewhere(DeviceLayout, &'a Stream),
     Initial(usize),
     Trim,
@@ -455,13 +456,14 @@ unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
 }
 
 impl<U: DeviceResource + 'static> PoolOptions<U> {
-    /// The pool.
+    /// Builds the pool.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for an option that makes no sense, or not with another;
-    /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if upstream has not the initial size; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the
-    /// child of a fork.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for an option that makes no sense, or not
+    ///   with another.
+    /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if upstream has not the initial size.
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn build(self) -> Result<PoolResource<U>> {
         not_forked("a pool")?;
         let mut settings = self.check()?;

@@ -33,7 +33,7 @@ type DeviceMap = HashMap<ContextId, Arc<OfDevice>>;
 
 struct OfDevice {
     current: Current,
-    /// Of the process's memory manager.
+    /// The memory of the process's memory manager.
     external: CurrentResource<dyn ExternalMemory>,
 }
 
@@ -45,7 +45,7 @@ impl OfDevice {
 
 static DEVICES: LazyLock<Mutex<DeviceMap>> = LazyLock::new(Mutex::default);
 
-/// What errors name in the child of a fork.
+/// The name in errors in the child of a fork.
 const CURRENT: &str = "the current resource";
 
 fn of_device(device: &Device) -> Arc<OfDevice> {
@@ -93,20 +93,20 @@ fn of_process(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
     Ok((resource, of_device.current.is_kept()))
 }
 
-/// The device's memory by the process's memory manager, if it has one. `None` in a call of the manager.
+/// The device's memory from the process's memory manager, if it has one. `None` in a call of the manager.
 pub fn external_memory(device: &Device) -> Result<Option<Arc<dyn ExternalMemory>>> {
     not_forked("memory of a memory manager")?;
     let Some(open) = external::open(device)? else { return Ok(None) };
     of_device(device).external.get(keeps_default(device), open).map(Some)
 }
 
-/// The pool that is the [current resource](current_device_resource) of `device` where none was set: to
-/// look at its [statistics](PoolResource::statistics), to [trim](PoolResource::trim) it or to give it
+/// The pool that is the [current resource](current_device_resource) of `device` if none was set. Look at its
+/// [statistics](PoolResource::statistics), [trim](PoolResource::trim) it, or give it
 /// [limits](PoolResource::set_maximum_size). It is the default also while another resource is set.
 ///
-/// The process keeps the pool of a GPU. **On a simulated device** it is gone with the last of this `Arc` and of
-/// the vectors in it, and the next use makes another one by driver calls, whose counts are zero: keep the `Arc` from
-/// the start for a pool that stays warm, and to read statistics at the end.
+/// The process keeps the pool of a GPU. **On a simulated device** it is gone with the last of this `Arc` and of the
+/// vectors in it. The next use makes another one by driver calls, whose counts are zero. So keep the `Arc` from the
+/// start for a pool that stays warm, and to read statistics at the end.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, mr::default_device_pool};
@@ -124,8 +124,8 @@ pub fn external_memory(device: &Device) -> Result<Option<Arc<dyn ExternalMemory>
 ///
 /// # Errors
 ///
-/// Those of making the pool; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the process has a memory
-/// manager ([`set_memory_manager`](crate::nbep7::set_memory_manager)), from which vectors come then.
+/// The errors of making the pool, and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the process has a
+/// memory manager ([`set_memory_manager`](crate::nbep7::set_memory_manager)), from which vectors come then.
 pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
     not_forked(CURRENT)?;
     if let Some(memory) = external_memory(device)? {
@@ -139,16 +139,18 @@ pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
     of_device(device).current.get_default(keeps_default(device), || make_default(device))
 }
 
-/// The resource that containers on `device` use when the caller names none: that of the calling
-/// thread's innermost [scope](crate::mr::with_device_resource) on this device, or else what was
-/// [set](set_current_device_resource), or else the process's [memory manager](crate::nbep7::set_memory_manager), or
-/// else a [`PoolResource`] over [`CudaResource`], made at the first use.
+/// The resource that containers on `device` use when the caller names none. It is the first of these that there is:
 ///
-/// RMM: `get_per_device_resource`.
+/// - the resource of the calling thread's innermost [scope](crate::mr::with_device_resource) on this device
+/// - the resource that was [set](set_current_device_resource)
+/// - the process's [memory manager](crate::nbep7::set_memory_manager)
+/// - a [`PoolResource`] over [`CudaResource`], made at the first use
+///
+/// RMM has `get_per_device_resource`.
 ///
 /// # Errors
 ///
-/// Those of making the default.
+/// The errors of making the default.
 pub fn current_device_resource(device: &Device) -> Result<Arc<dyn DeviceResource>> {
     not_forked(CURRENT)?;
     match scope::innermost(device.key()) {

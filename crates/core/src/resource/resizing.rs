@@ -1,14 +1,14 @@
-//! What a change of a block's size is for, which its arguments do not say.
+//! The purpose of a change of a block's size, which its arguments do not say.
 
 use crate::sync::trusted::thread_local;
 use std::cell::Cell;
 
-/// Of [`resize_in_place`](crate::DeviceResource::resize_in_place), on the calling thread.
+/// The purpose of [`resize_in_place`](crate::DeviceResource::resize_in_place), on the calling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The caller needs it.
     Needed,
-    /// The caller goes on without it: nothing waits for it, and no callback is asked.
+    /// The caller goes on without it. So nothing waits for it, and no callback is asked.
     Wish,
     /// It takes back what the same thread has just added, which no work and no graph uses.
     Undo,
@@ -24,7 +24,7 @@ impl Purpose {
         PURPOSE.get()
     }
 
-    /// Has calls on this thread be for it while `call` runs.
+    /// Sets the purpose of calls on this thread while `call` runs.
     #[doc(hidden)]
     pub fn of<R>(self, call: impl FnOnce() -> R) -> R {
         struct Restore(Purpose);

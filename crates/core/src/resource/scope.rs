@@ -1,5 +1,5 @@
-//! The current resource of one thread during a call, or of one task during its polls: a list of scopes
-//! on each thread ([`ScopeList`]).
+//! The current resource of one thread during a call, or of one task during its polls. Each thread has a list of scopes
+//! ([`ScopeList`]).
 
 use super::device_resource::DeviceResource;
 use super::handle::{ContextId, ThreadResource};
@@ -27,19 +27,18 @@ pub(super) fn innermost(context_id: ContextId) -> Option<Arc<ThreadResource>> {
 /// [`current_device_resource`](crate::mr::current_device_resource) returns it, and containers allocate
 /// from it unless the caller names another.
 ///
-/// Scopes nest: the innermost scope of a device wins, and does not concern other devices. A scope ends
-/// when `body` returns or unwinds. Other threads do not see it. While it lasts, its thread does not see
-/// what is [set](crate::mr::set_current_device_resource) for the process. A container made inside has a
-/// handle of its own on the resource and may outlive the scope. For a task that may move between
-/// threads, see [`WithDeviceResource`].
+/// Scopes nest. The innermost scope of a device wins, and does not concern other devices. A scope ends when `body`
+/// returns or unwinds. Other threads do not see it. While it lasts, its thread does not see the resource that is
+/// [set](crate::mr::set_current_device_resource) for the process. A container made inside has a handle of its own on
+/// the resource and may outlive the scope. For a task that may move between threads, see [`WithDeviceResource`].
 ///
-/// A stackful coroutine that is suspended in `body` does not leave the scope: its resource stays
-/// current on the thread that entered it, for whatever runs there, until `body` ends, on this thread or
-/// another. Of several such scopes the one entered last wins, in whatever order they end. A scope that
-/// never ends stays current and keeps its resource alive.
+/// A stackful coroutine that is suspended in `body` does not leave the scope. Its resource stays current on the thread
+/// that entered it, for all code that runs there, until `body` ends, on this thread or another. Of several such scopes
+/// the one entered last wins, in whatever order they end. A scope that never ends stays current and keeps its resource
+/// alive.
 ///
-/// RMM has one current resource a device for the whole process, behind a mutex: a library that wants
-/// another for a while changes it for all threads.
+/// RMM has one current resource a device for the whole process, behind a mutex. A library that wants another for a
+/// while changes it for all threads.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, mr::with_device_resource};
@@ -60,9 +59,9 @@ pub fn with_device_resource<R>(
 
 /// A future that is polled in a scope of [`with_device_resource`], on whatever thread.
 ///
-/// Tasks that take turns on one thread do not see each other's resource. The future is not in the
-/// scope while it waits, nor when it is dropped. A task that it spawns (`tokio::spawn`) is another future, outside
-/// of the scope: wrap that one, too.
+/// Tasks that take turns on one thread do not see each other's resource. The future is not in the scope while it waits,
+/// nor when it is dropped. A task that it spawns (`tokio::spawn`) is another future, outside of the scope. Wrap that
+/// one, too.
 ///
 /// ```
 /// use aquifer::{

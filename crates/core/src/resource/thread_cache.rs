@@ -6,10 +6,10 @@
 //! | `THREAD_RESOURCES`, all threads' references | [`insert`], [`invalidate`] | its lock |
 //! | `CACHE`, one thread's entries | [`insert`] on that thread | nothing |
 //!
-//! - INV-1: `THREAD_RESOURCES` alone keeps a cached resource alive; the caches hold it weakly. So a
-//!   change of the current resource drops the old one, even if some threads never look again.
-//! - INV-2: an entry is used only if its generation is the present one. A generation is read before
-//!   the registry, so an entry is never newer than its generation says.
+//! - INV-1. `THREAD_RESOURCES` alone keeps a cached resource alive, and the caches hold it weakly. So a change of the
+//!   current resource drops the old one, even if some threads never look again.
+//! - INV-2. An entry is used only if its generation is the present one. A generation is read before the registry, so an
+//!   entry is never newer than its generation says.
 
 use super::device_resource::DeviceResource;
 use super::handle::{ContextId, ThreadResource};

@@ -1,4 +1,4 @@
-//! Memory of the device that has its addresses apart: CUDA's virtual memory management.
+//! Memory of the device that has its addresses apart, by CUDA's virtual memory management.
 
 use super::block::DeviceBlock;
 use super::cuda::{free_behind, report_failed_free, report_leak};
@@ -13,40 +13,42 @@ use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
 use crate::pool::MapFailure;
 use crate::stream::{Stream, deferred};
 
-/// Device memory that is mapped to addresses of its own: CUDA's virtual memory management (VMM), `cuMemCreate`,
-/// `cuMemMap` and `cuMemUnmap`.
+/// Device memory that is mapped to addresses of its own, by CUDA's virtual memory management (VMM). The calls are
+/// `cuMemCreate`, `cuMemMap` and `cuMemUnmap`.
 ///
-/// A free waits for its own stream, and for no other work of the device, where `cuMemFree` of
-/// [`CudaResource`](crate::CudaResource) waits for all kernels. Each block takes a multiple of the granularity, 2 MiB on
-/// today's GPUs: put a pool above it.
+/// A free waits for its own stream, and for no other work of the device, while `cuMemFree` of
+/// [`CudaResource`](crate::CudaResource) waits for all kernels. Each block takes a multiple of the granularity, 2 MiB
+/// on today's GPUs. So put a pool above it.
 ///
-/// A [`PoolResource`](crate::PoolResource) takes no blocks of it, but maps its memory by itself, piece by piece. What lies free
-/// between blocks in use then serves a larger one elsewhere, on another stream too, without a copy. So a pool whose sizes
-/// change all the time takes little more than it uses, and gives memory back beside a kernel that runs long. Memory moves in
-/// the steps [`GrowToMaximum`](crate::mr::MissStep::GrowToMaximum), [`Gather`](crate::mr::MissStep::Gather) and
-/// [`Trim`](crate::mr::MissStep::Trim) of the pool's policy. A pool over an adaptor around this resource takes blocks, as does one
-/// that a tool of NVTX's memory extension watches. A maximum is rounded down to whole granules, an initial size up to them,
-/// within the maximum. A pool over [`CudaResource`](crate::CudaResource) does the same with [`Handles::On`](crate::mr::Handles::On), so this resource is
-/// for blocks by themselves, and for programs that want an error elsewhere.
+/// A [`PoolResource`](crate::PoolResource) takes no blocks of it, but maps its memory by itself, piece by piece. Free
+/// memory between blocks in use then serves a larger block elsewhere, on another stream too, without a copy. So a pool
+/// whose sizes change all the time takes little more than it uses, and gives memory back beside a kernel that runs
+/// long. Memory moves in the steps [`GrowToMaximum`](crate::mr::MissStep::GrowToMaximum),
+/// [`Gather`](crate::mr::MissStep::Gather) and [`Trim`](crate::mr::MissStep::Trim) of the pool's policy. A pool over an
+/// adaptor around this resource takes blocks, as does one that a tool of NVTX's memory extension watches. A maximum is
+/// rounded down to whole granules. An initial size is rounded up to them, within the maximum. A pool over
+/// [`CudaResource`](crate::CudaResource) does the same with [`Handles::On`](crate::mr::Handles::On). So this resource
+/// is for blocks by themselves, and for programs that want an error elsewhere.
 ///
 /// Vectors in such a pool grow [in place](crate::DeviceVec::growth).
 ///
-/// What to keep in mind:
-/// - `cuIpcGetMemHandle` shares no such memory: [`DeviceVec::send_to`](crate::DeviceVec::send_to) does. Take blocks of
-///   `CudaResource` where PyTorch's, CuPy's or Numba's sharing of tensors needs it.
-/// - It is made for GPUDirect RDMA where the device says that it can
-///   ([`DeviceProperties::virtual_memory_rdma`](crate::device::DeviceProperties::virtual_memory_rdma)) and does not refuse it. No network card was tried.
-/// - Another library may register or cache memory by its address: UCX, NCCL, cuFile. Such an entry is for what is mapped
-///   there at that time. Take it back before the vector grows, shrinks or is dropped.
-/// - A kernel launch with programmatic stream serialization begins before the work ahead of it has ended. Make none by a
-///   stream's own handle: the pool trusts the stream's order.
-/// - A block of this resource itself is one handle. Some platforms refuse one of 4 GiB and more: put a pool above it, whose
-///   handles have 64 MiB at most.
+/// Keep in mind:
+/// - `cuIpcGetMemHandle` shares no such memory, but [`DeviceVec::send_to`](crate::DeviceVec::send_to) does. Take blocks
+///   of `CudaResource` where PyTorch's, CuPy's or Numba's sharing of tensors needs it.
+/// - It is made for GPUDirect RDMA if the device says that it can
+///   ([`DeviceProperties::virtual_memory_rdma`](crate::device::DeviceProperties::virtual_memory_rdma)) and does not
+///   refuse it. No network card was tried.
+/// - Another library, such as UCX, NCCL or cuFile, may register or cache memory by its address. Such an entry is for
+///   the memory that is mapped there at that time. Take it back before the vector grows, shrinks or is dropped.
+/// - A kernel launch with programmatic stream serialization begins before the work ahead of it has ended. Make none by
+///   a stream's own handle, since the pool trusts the stream's order.
+/// - A block of this resource itself is one handle. Some platforms refuse one of 4 GiB and more. Put a pool above it,
+///   whose handles have 64 MiB at most.
 /// - `cuda-checkpoint` was not tried with mapped memory.
 ///
-/// Other devices reach it as one: [`enable_peer_access`](DeviceResource::enable_peer_access) is for all mapped
-/// memory of the device, for as long as a `VirtualResource` of it, or a pool over one, lives. All instances on one device are
-/// equal.
+/// Other devices reach all of it or none. [`enable_peer_access`](DeviceResource::enable_peer_access) is for all mapped
+/// memory of the device, for as long as a `VirtualResource` of it, or a pool over one, lives. All instances on one
+/// device are equal.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, PoolResource, mr::VirtualResource, sim::SimConfig};
@@ -67,8 +69,9 @@ impl VirtualResource {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the device or its driver has no virtual memory
-    /// management, or has one that does not work: a GPU's is tried once, with one granule; those of the driver calls.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the device or its driver has no virtual memory
+    /// management, or has one that does not work. A GPU's is tried once, with one granule. Other errors are those of
+    /// the driver calls.
     pub fn new(device: &Device) -> Result<Self> {
         Ok(Self { memory: try_once(VirtualMemory::new(device)?)? })
     }
@@ -78,12 +81,12 @@ impl VirtualResource {
         self.memory
     }
 
-    /// What the size of each block is rounded up to, in bytes, and each piece that a pool maps.
+    /// The unit, in bytes, to which the size of each block is rounded up, and of each piece that a pool maps.
     pub fn granularity(&self) -> usize {
         self.memory.granularity()
     }
 
-    /// An error names the place in the crate, not the caller's.
+    /// Maps a block. An error names the place in the crate, not the caller's.
     fn map(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         self.device().require(stream.device(), "the stream")?;
         let (bytes, alignment) = (layout.bytes(), layout.alignment());
@@ -109,7 +112,7 @@ unsafe impl DeviceResource for VirtualResource {
         ResourceId::of_device::<Self>(self.device(), 0)
     }
 
-    /// By `cuMemSetAccess`, of all mapped memory of the device.
+    /// Gives access by `cuMemSetAccess`, to all mapped memory of the device.
     fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         self.memory.enable_peer_access(peer)
     }
@@ -149,8 +152,8 @@ unsafe impl DeviceResource for VirtualResource {
     }
 }
 
-/// Maps one granule and gives it back, once for a device. Some platforms claim virtual memory management, and refuse it;
-/// others refuse handles for network cards. A simulated device does what it claims.
+/// Maps one granule and gives it back, once for a device. Some platforms claim virtual memory management, and refuse
+/// it. Others refuse handles for network cards. A simulated device does what it claims.
 fn try_once(memory: VirtualMemory) -> Result<VirtualMemory> {
     let device = memory.device().clone();
     if device.kind() == BackendKind::Simulated || memory.is_tried() {
@@ -198,7 +201,7 @@ fn try_once(memory: VirtualMemory) -> Result<VirtualMemory> {
     }
 }
 
-/// Reserves addresses and maps new memory there. If that fails, both go back; what does not is reported.
+/// Reserves addresses and maps new memory there. If that fails, both go back. Memory that cannot go back is reported.
 fn reserve_new(
     memory: &VirtualMemory,
     bytes: usize,
@@ -217,7 +220,7 @@ fn reserve_new(
     })
 }
 
-/// Has the range be new memory, which goes back when it is unmapped.
+/// Maps new memory at the range, which goes back when it is unmapped.
 ///
 /// # Safety
 ///

@@ -12,28 +12,27 @@ use crate::sync::{Arc, assert_unlocked};
 use std::cell::Cell;
 use std::fmt;
 
-/// A call of the driver on a stream, counted in the stream's gate. While it lives, no other thread
-/// begins a capture on the stream or ends one. It is held like a lock: over calls of the driver, and
-/// never over code of a user.
+/// A call of the driver on a stream, counted in the stream's gate. While it lives, no other thread begins a capture on
+/// the stream or ends one. It is held like a lock, over calls of the driver and never over code of a user.
 ///
-/// From [`Stream::begin_call`], or from [`without_gate`](Self::without_gate) for a stream without a gate.
+/// It comes from [`Stream::begin_call`], or from [`without_gate`](Self::without_gate) for a stream without a gate.
 pub struct StreamCall<'a> {
     device: &'a Device,
     raw: RawStream,
     stream: Option<&'a Stream>,
-    /// The gate counts it: no capture of this thread has the stream.
+    /// Whether the gate counts it, since no capture of this thread has the stream.
     counted: bool,
     /// The declared capture of this thread that has the stream.
     capture: Option<Arc<Capture>>,
     /// Whether an undeclared capture has it, once the driver was asked.
     undeclared: Cell<Option<bool>>,
-    /// It may wait for the device.
+    /// Whether it may wait for the device.
     waits: Cell<bool>,
-    /// Last: events are emitted when the call is over.
+    /// The guard is the last field, so that events are emitted when the call is over.
     _held: Option<DeferEvents>,
 }
 
-/// Whether what a stream is given runs.
+/// The state of the work that a stream is given.
 #[allow(missing_debug_implementations, reason = "for the crates above alone")]
 pub enum Status<'a> {
     /// It runs.
@@ -58,7 +57,7 @@ impl<'a> StreamCall<'a> {
         Self::begin(stream, patience, false)
     }
 
-    /// A call that may wait for the device, or for other ranks of a communicator, from its beginning.
+    /// Begins a call that may wait for the device, or for other ranks of a communicator, from its beginning.
     #[inline]
     pub(super) fn blocking(stream: &'a Stream, patience: &Patience) -> Result<Self> {
         Self::begin(stream, patience, true)
@@ -81,8 +80,8 @@ impl<'a> StreamCall<'a> {
         Ok(Self { device, raw, stream, counted, capture, undeclared, waits, _held: held })
     }
 
-    /// A call on a stream that no [`Stream`] stands for: a thread's own, or one of cudarc's that Aquifer
-    /// does not keep alive. No capture of it is declared.
+    /// A call on a stream that no [`Stream`] stands for. That is a thread's own, or one of cudarc's that Aquifer does
+    /// not keep alive. No capture of it is declared.
     pub(crate) fn without_gate(device: &'a Device, raw: RawStream) -> Self {
         let (undeclared, waits) = (Cell::new(None), Cell::new(false));
         let (stream, counted, capture) = (None, false, None);
@@ -105,7 +104,7 @@ impl<'a> StreamCall<'a> {
         self.raw
     }
 
-    /// Asks the driver once, and only where a capture may have begun behind our back.
+    /// The status of the stream. It asks the driver once, and only where a capture may have begun behind our back.
     pub(crate) fn status(&self) -> Result<Status<'_>> {
         if let Some(capture) = self.capture.as_ref().filter(|it| it.recorder().is_active()) {
             return Ok(Status::Declared(capture));
@@ -123,8 +122,8 @@ impl<'a> StreamCall<'a> {
         Ok(!matches!(self.status()?, Status::Runs))
     }
 
-    /// An error if the stream is in capture. Work on host memory, say, must not become a node of a graph,
-    /// which would run it again when the memory is long gone.
+    /// Returns an error if the stream is in capture. Work on host memory, say, must not become a node of a graph, which
+    /// would run it again when the memory is long gone.
     #[doc(hidden)]
     pub fn refuse_capture(&self, what: &str) -> Result<()> {
         let advice = "do it before the capture or after it, or on another stream";
@@ -133,7 +132,7 @@ impl<'a> StreamCall<'a> {
         Ok(())
     }
 
-    /// An event after all that the stream was given so far: of the graph, if it is in capture.
+    /// An event after all that the stream was given so far. It is a point of the graph, if the stream is in capture.
     #[doc(hidden)]
     pub fn record(&self) -> Result<Event> {
         let event =
@@ -154,8 +153,8 @@ impl<'a> StreamCall<'a> {
             .with_context(|| format!("recording an event on {self}"))
     }
 
-    /// Makes the stream wait for `event`, where both are points of one graph, or of none. In a declared capture a wait for
-    /// what lies outside is one of the graph's launches, and of the stream after the capture.
+    /// Makes the stream wait for `event`, if both are points of one graph, or of none. In a declared capture, the
+    /// graph's launches wait for an event from outside, and so does the stream after the capture.
     pub(crate) fn wait(&self, event: &Event) -> Result<()> {
         if self.device.kind() != event.device().kind() {
             self.device.require(event.device(), "the event")?;
@@ -178,7 +177,7 @@ impl<'a> StreamCall<'a> {
         self.enqueue_wait(event)
     }
 
-    /// As [`wait`](Self::wait). A stream outside that waits for an event of this thread's capture joins it.
+    /// Like [`wait`](Self::wait). A stream outside that waits for an event of this thread's capture joins it.
     pub(super) fn wait_or_join(self, event: &Event) -> Result<()> {
         if let Some(recorder) = event.recorder()
             && recorder.is_here()
@@ -206,8 +205,8 @@ impl<'a> StreamCall<'a> {
             .with_advice("make the streams of a capture wait for each other alone, on its thread")
     }
 
-    /// Takes the stream into a capture of this thread, by a wait for an event of it. Leaves the gate and enters it as the
-    /// capture's, so this call is over, and the one that is returned has what the stream is then.
+    /// Takes the stream into a capture of this thread, by a wait for an event of it. Leaves the gate and enters it as
+    /// the capture's. So this call is over, and the returned one has the state of the stream from then on.
     pub(crate) fn join(self, capture: &Arc<Capture>, event: &Event) -> Result<Self> {
         let Some(stream) = self.stream else {
             let what = format!("{self} cannot join a capture, which could not order it at the end");
@@ -222,7 +221,7 @@ impl<'a> StreamCall<'a> {
         joined.inspect_err(|_| capture.remove_unless_capturing(stream))
     }
 
-    /// The next call may wait for the device: no capture begins by waiting for it.
+    /// Marks that the next call may wait for the device. No capture begins by waiting for it.
     #[doc(hidden)]
     pub fn mark_blocking(&self) {
         if let (Some(stream), true, false) = (self.stream, self.counted, self.waits.get()) {

@@ -1,5 +1,5 @@
-//! Declared captures: one thread has the streams of a capture to itself, from before its begin until
-//! the order that its graph alone had is made for real.
+//! Declared captures. One thread has the streams of a capture to itself, from before its begin until the order that its
+//! graph alone had is made for real.
 //!
 //! # State table
 //!
@@ -20,12 +20,11 @@
 //! | ended | over | the streams are in order |
 //! | begun, ended | broken | the driver does not end it, or does not order its streams |
 //!
-//! A stream that is made to wait for one of the capture joins it: its gate closes in the same way.
+//! A stream that is made to wait for one of the capture joins it, and its gate closes in the same way.
 //!
-//! - `INV-1`: while the driver records, only the recorder's thread names one of the streams.
-//! - `INV-2`: `before` of each stream can be found from its gate's publish to the gate's open.
-//! - `INV-3`: a gate opens only when the capture's streams are in order for real, and not in the
-//!   graph alone.
+//! - `INV-1`. While the driver records, only the recorder's thread names one of the streams.
+//! - `INV-2`. The event `before` of each stream can be found from its gate's publish to the gate's open.
+//! - `INV-3`. A gate opens only when the capture's streams are in order for real, and not in the graph alone.
 
 use super::gate::Owning;
 use super::graph::Graph;
@@ -90,11 +89,11 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Keeps other threads off the stream. Waits for calls of theirs that are under way on it.
+    /// Keeps other threads off the stream. Waits for their calls that are under way on it.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] on a stream in capture, which is not disturbed; those of the driver.
+    /// [`ErrorKind::Capture`] on a stream in capture, which is not disturbed, and the errors of the driver.
     pub(crate) fn acquire(origin: &Stream) -> Result<Self> {
         not_forked("a capture")?;
         let capture = Arc::new(Capture::new(Recorder::new()));
@@ -103,12 +102,12 @@ impl Recording {
         Ok(Self { capture, origin, begun: false, over: false, _owning: owning })
     }
 
-    /// Begins to record what the stream is given instead of running it. Streams that are made to wait
-    /// for it meanwhile join.
+    /// Begins to record the work that the stream is given instead of running it. Streams that are made to wait for it
+    /// meanwhile join.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] on the default stream; those of the driver.
+    /// [`ErrorKind::Capture`] on the default stream, and the errors of the driver.
     pub(crate) fn begin(&mut self) -> Result<()> {
         let _held = defer_events();
         let mut captures = CAPTURES.lock();
@@ -130,14 +129,12 @@ impl Recording {
         Ok(())
     }
 
-    /// Ends the capture. Launches of the graph come after what its streams were given before they
-    /// took part.
+    /// Ends the capture. Launches of the graph come after all that its streams were given before they took part.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] if something inside invalidated it, or a stream that joined and was given
-    /// work was not waited for at the end; those of the driver calls. The stream is out of capture all
-    /// the same.
+    /// [`ErrorKind::Capture`] if something inside invalidated it, or a stream that joined and was given work was not
+    /// waited for at the end. Other errors are those of the driver calls. The stream is out of capture all the same.
     pub(crate) fn finish(&mut self) -> Result<Graph> {
         not_forked("a capture")?;
         let ended = self.end(|origin| origin.device().driver().stream_end_capture(origin.raw()));

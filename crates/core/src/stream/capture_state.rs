@@ -1,17 +1,16 @@
-//! The data of a declared capture: its thread and its streams.
+//! The data of a declared capture, which are its thread and its streams.
 //!
-//! Generic over the stream, since a stream's gate names the capture that has closed it.
+//! It is generic over the stream, since a stream's gate names the capture that has closed it.
 
 use super::gate::GateOwner;
 use crate::event::{Event, Recorder};
 use crate::sync::Arc;
 use crate::sync::trusted::{Mutex, MutexGuard};
 
-/// What a graph keeps for the work that it recorded, memory for example. Called when the graph is
-/// destroyed and will not be launched again, with the streams of its last launches, each once. The
-/// launches may still run.
+/// A thing that a graph keeps for the work that it recorded, such as memory. It is called when the graph is destroyed
+/// and will not be launched again, with the streams of its last launches, each once. The launches may still run.
 ///
-/// Called in a drop: does not panic. Never called in the child of a fork, where it is leaked.
+/// It is called in a drop, so it does not panic. It is never called in the child of a fork, which leaks it.
 pub(crate) type Attachment<S> = Box<dyn FnOnce(&[S]) + Send + Sync>;
 
 /// One declared capture, of streams of type `S`.
@@ -20,16 +19,16 @@ pub struct CaptureState<S> {
     recorder: Arc<Recorder>,
     /// The first is the stream that the capture began on.
     members: Mutex<Vec<Member<S>>>,
-    /// What lies outside and one of the streams waits for: each launch comes after it.
+    /// The events that lie outside and that one of the streams waits for. Each launch comes after them.
     outside: Mutex<Vec<Arc<Event>>>,
-    /// What the graph is to keep. `None` when the graph has it: nothing can be added any more.
+    /// The things that the graph is to keep. `None` when the graph has them, and nothing can be added any more.
     attachments: Mutex<Option<Vec<Attachment<S>>>>,
 }
 
 /// A stream that takes part.
 pub(super) struct Member<S> {
     pub(super) stream: S,
-    /// After all that the stream was given before it took part.
+    /// An event after all that the stream was given before it took part.
     pub(super) before: Arc<Event>,
 }
 
@@ -61,7 +60,7 @@ impl<S: Clone + PartialEq> CaptureState<S> {
         std::mem::take(&mut *self.members.lock())
     }
 
-    /// Has the graph's launches wait for an event from outside, and the streams when the capture has ended.
+    /// Makes the graph's launches wait for an event from outside, and the streams when the capture has ended.
     pub(super) fn wait_for_outside(&self, event: Event) {
         self.outside.lock().push(Arc::new(event));
     }
@@ -70,7 +69,7 @@ impl<S: Clone + PartialEq> CaptureState<S> {
         self.outside.lock().clone()
     }
 
-    /// Has the graph keep something. Returns it if the capture is over.
+    /// Gives the graph something to keep. Returns it if the capture is over.
     pub(super) fn attach(&self, attachment: Attachment<S>) -> Result<(), Attachment<S>> {
         match &mut *self.attachments.lock() {
             Some(attachments) => attachments.push(attachment),
@@ -83,13 +82,14 @@ impl<S: Clone + PartialEq> CaptureState<S> {
         self.attachments.lock().take().unwrap_or_default()
     }
 
-    /// What a stream of the capture was given before it took part.
+    /// The event after all that a stream of the capture was given before it took part.
     pub(super) fn before(&self, stream: &S) -> Option<Arc<Event>> {
         let members = self.members.lock();
         members.iter().find(|member| member.stream == *stream).map(|member| member.before.clone())
     }
 
-    /// What a launch comes after: what all streams of the capture were given before they took part, and what they were made to
+    /// The events that a launch comes after. The streams of the capture recorded them before they took part, or were
+    /// made to
     /// wait for.
     pub(super) fn all_before(&self) -> Vec<Arc<Event>> {
         let members = self.members.lock();

@@ -48,7 +48,7 @@ fn any_capturing_among(
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Capture`] while one of these is in capture, which is not disturbed; those of the driver.
+/// [`ErrorKind::Capture`] while one of these is in capture, which is not disturbed, and the errors of the driver.
 pub fn record_exposed(device: &Device) -> Result<Vec<Event>> {
     let what = || format!("recording an event on the default stream of {device}");
     let default = Event::new(device).with_context(what)?;
@@ -78,8 +78,8 @@ pub fn busy_streams(device: &Device) -> Vec<Stream> {
     streams
 }
 
-/// Waits for the living streams of `device` that have nothing to do, or will have within `patience`: the driver's pools learn by
-/// that what is free. Questions tell them nothing (H100, driver 580).
+/// Waits for the living streams of `device` that have nothing to do, or will have nothing within `patience`. The
+/// driver's pools learn by that which memory is free. Questions tell them nothing (H100, driver 580).
 pub fn wait_for_idle_streams(device: &Device, patience: Duration) {
     let mut waiting: Vec<Event> =
         living(device).iter().filter_map(record_unless_captured).collect();
@@ -167,21 +167,22 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a stream of the device is in capture, which is not disturbed;
-    /// [`ErrorKind::MissingSymbol`] with a driver older than CUDA 12.5; those of the driver.
+    /// - [`ErrorKind::Capture`] while a stream of the device is in capture, which is not disturbed.
+    /// - [`ErrorKind::MissingSymbol`] with a driver older than CUDA 12.5.
+    /// - The errors of the driver.
     #[track_caller]
     pub fn record(&self) -> Result<Event> {
         let _site = CallSite::enter();
         record_context(self)
     }
 
-    /// Blocks until all work on the device's context is done, that of other libraries too.
+    /// Blocks until all work on the device's context is done, of other libraries too.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::ContextLost`] if that work failed; [`ErrorKind::Capture`] while a stream of the
-    /// device is in capture, which is not disturbed; [`ErrorKind::Simulation`] if the simulated device
-    /// saw an access out of order.
+    /// - [`ErrorKind::ContextLost`] if that work failed.
+    /// - [`ErrorKind::Capture`] while a stream of the device is in capture, which is not disturbed.
+    /// - [`ErrorKind::Simulation`] if the simulated device saw an access out of order.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
@@ -190,7 +191,8 @@ impl Device {
         synchronized
     }
 
-    /// As [`synchronize`](Self::synchronize), without a deferred drop: for callers with a lock, which the drop of a
+    /// Like [`synchronize`](Self::synchronize), without a deferred drop. It is for callers with a lock that the drop of
+    /// a
     /// user's buffer may ask for. An error names the place in the crate, not the caller's.
     pub(crate) fn synchronize_without_drops(&self) -> Result<()> {
         let what = || format!("waiting for {self}");

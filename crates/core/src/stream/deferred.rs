@@ -1,9 +1,9 @@
 //! Drops that wait for the device.
 //!
-//! Memory whose owner is gone while the device may still use it is deferred, with the event behind
-//! that use, so that no thread blocks. Later calls of the crate, on any stream, drop what the device
-//! has passed. The queues are the process's: a deferred buffer holds its stream, and a queue inside
-//! of that stream would keep both alive for good.
+//! Memory whose owner is gone while the device may still use it is deferred, with the event behind that use, so that no
+//! thread blocks. Later calls of the crate, on any stream, drop the memory that the device has passed. The queues are
+//! the process's, since a deferred buffer holds its stream. A queue inside of that stream would keep both alive for
+//! good.
 //!
 //! # State table
 //!
@@ -14,10 +14,9 @@
 //! | ready | the caller of `collect` | dropped, outside of the lock |
 //! | lost | the caller of `collect` | leaked: the device may still write the memory |
 //!
-//! - `INV-1`: one thread at a time asks about a drop, and exactly one gets it.
-//! - `INV-2`: `count` is raised under the lock under which the drop is queued, so it never falls
-//!   below 0.
-//! - `INV-3`: the lock is held over no question and no drop: both may defer more.
+//! - `INV-1`. One thread at a time asks about a drop, and exactly one gets it.
+//! - `INV-2`. The `count` is raised under the lock under which the drop is queued, so it never falls below 0.
+//! - `INV-3`. The lock is held over no question and no drop, since both may defer more.
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
@@ -66,7 +65,7 @@ impl<D> DeferredQueue<D> {
         self.len() == 0
     }
 
-    /// How much is queued or asked about, as of some moment during the call; without a lock.
+    /// The number of things that are queued or asked about, as of some moment during the call, without a lock.
     pub fn len(&self) -> usize {
         // Relaxed: a hint; the lock orders the queue itself.
         self.count.load(Ordering::Relaxed)
@@ -100,23 +99,23 @@ impl<D> DeferredQueue<D> {
 /// The result of [`DeferredQueue::collect`].
 #[derive(Debug)]
 pub struct Collected<D> {
-    /// To be dropped.
+    /// The things to be dropped.
     pub ready: Vec<D>,
-    /// To be leaked.
+    /// The things to be leaked.
     pub lost: Vec<D>,
 }
 
-/// What a drop waits for, beside a later call of the crate.
+/// The event or the condition that a drop waits for, beside a later call of the crate.
 enum Until {
     Event(Arc<Event>),
-    /// Whether what it owns may be dropped now, with it.
+    /// A question whether the value that it owns may be dropped now, together with the question.
     Ready(Box<dyn Fn() -> bool + Send>),
 }
 
 struct DeferredDrop {
     until: Option<Until>,
-    /// Owns what it drops, and is leaked unless it is called: a panic on the way must free nothing
-    /// that the device may still use.
+    /// Owns the value that it drops, and is leaked unless it is called. So a panic on the way frees nothing that the
+    /// device may still use.
     drop: ManuallyDrop<Box<dyn FnOnce() + Send>>,
 }
 
@@ -143,11 +142,11 @@ impl DeferredDrop {
 
 static BUFFERS: LazyLock<DeferredQueue<DeferredDrop>> = LazyLock::new(DeferredQueue::default);
 
-/// Blocks alone, whose drops run no code but the crate's: a pool collects these, through its upstream,
-/// while it holds locks.
+/// Blocks alone, whose drops run no code but the crate's. A pool collects these, through its upstream, while it holds
+/// locks.
 static BLOCKS: LazyLock<DeferredQueue<DeferredDrop>> = LazyLock::new(DeferredQueue::default);
 
-/// Calls `drop` when the device has passed `event`; without one, when the crate next collects.
+/// Calls `drop` when the device has passed `event`, or without an event when the crate next collects.
 pub(crate) fn defer(event: Option<Arc<Event>>, drop: impl FnOnce() + Send + 'static) {
     BUFFERS.defer(DeferredDrop::new(event.map(Until::Event), drop));
 }
@@ -158,7 +157,7 @@ pub(crate) fn defer_until<T: Send + 'static>(value: T, is_ready: fn(&T) -> bool)
     BUFFERS.defer(DeferredDrop::new(Some(until), || ()));
 }
 
-/// As [`defer`], for calls of a driver that free a block, and nothing else.
+/// Like [`defer`], for calls of a driver that free a block, and nothing else.
 pub(crate) fn defer_block(event: Option<Arc<Event>>, free: impl FnOnce() + Send + 'static) {
     BLOCKS.defer(DeferredDrop::new(event.map(Until::Event), free));
 }
@@ -168,7 +167,8 @@ pub(crate) fn has_deferred_buffers() -> bool {
     !BUFFERS.is_empty()
 }
 
-/// Drops some of what the devices have passed, without waiting. Returns how much. No buffers while the thread holds them.
+/// Drops some of the values that the devices have passed, without waiting. Returns their number. Drops no buffers while
+/// the thread holds them.
 pub(crate) fn collect() -> usize {
     let blocks = collect_from(&BLOCKS);
     if HELD.get() > 0 || BUFFERS.is_empty() {
@@ -181,17 +181,17 @@ pub(crate) fn collect() -> usize {
 thread_local! {
     /// Whether the thread is inside of [`collect_all`].
     static COLLECTING: Cell<bool> = const { Cell::new(false) };
-    /// Guards of [`hold_buffers`] that are alive.
+    /// The number of guards of [`hold_buffers`] that are alive.
     static HELD: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The thread drops no user's buffer while this lives.
+/// A guard during whose life the thread drops no user's buffer.
 #[must_use]
 #[allow(missing_debug_implementations, reason = "for the crates above alone")]
 pub struct HoldBuffers(PhantomData<*const ()>);
 
-/// For a call of code that is not the crate's, under a lock that the drop of a user's buffer may ask for: that code may
-/// wait for a stream, which would drop buffers.
+/// Holds buffers during a call of code that is not the crate's, under a lock that the drop of a user's buffer may ask
+/// for. That code may wait for a stream, which would drop buffers.
 pub fn hold_buffers() -> HoldBuffers {
     HELD.set(HELD.get() + 1);
     HoldBuffers(PhantomData)
@@ -208,8 +208,8 @@ impl Drop for HoldBuffers {
     }
 }
 
-/// As [`collect`], until every drop was asked about, once. The caller has no lock that a drop of a user's may ask
-/// for. Nothing inside of such a drop: the outer call does the rest, and nothing nests for each drop.
+/// Like [`collect`], until every drop was asked about once. The caller has no lock that a drop of a user's may ask for.
+/// A call inside of such a drop does nothing, so that calls do not nest for each drop. The outer call does the rest.
 pub(crate) fn collect_all() -> usize {
     if COLLECTING.try_with(|collecting| collecting.replace(true)).unwrap_or(true) {
         return 0;
@@ -222,19 +222,19 @@ pub(crate) fn collect_all() -> usize {
     collected
 }
 
-/// What has something to do where the program has waited for the device.
+/// A thing that has something to do when the program has waited for the device.
 pub(crate) trait AfterWait: Send + Sync {
-    /// Whether it never has again.
+    /// Whether it will never have anything to do again.
     fn is_gone(&self) -> bool;
 
     fn after_wait(&self);
 }
 
 static AFTER_WAITS: trusted::Mutex<Vec<Arc<dyn AfterWait>>> = trusted::Mutex::new(Vec::new());
-/// How many those are, without a lock.
+/// The number of these, without a lock.
 static AFTER_WAIT_COUNT: trusted::AtomicUsize = trusted::AtomicUsize::new(0);
 
-/// Calls it each time the program has waited for a stream or a device, or trims, until it is gone.
+/// Calls `one` each time the program has waited for a stream or a device, or trims, until it is gone.
 pub(crate) fn after_waits(one: Arc<dyn AfterWait>) {
     let mut all = AFTER_WAITS.lock();
     let gone: Vec<_> = all.extract_if(.., |other| other.is_gone()).collect();
@@ -244,7 +244,7 @@ pub(crate) fn after_waits(one: Arc<dyn AfterWait>) {
     drop(gone);
 }
 
-/// Not while the thread holds buffers: it may have a pool's locks.
+/// Calls them, but not while the thread holds buffers, since it may have a pool's locks then.
 fn call_after_waits() {
     let is_empty = AFTER_WAIT_COUNT.load(trusted::Ordering::Relaxed) == 0;
     if is_empty || holds_buffers() || crate::driver::is_forked_child() {
@@ -259,8 +259,8 @@ fn call_after_waits() {
     }
 }
 
-/// As [`collect_all`], of what the device is to be past: waits for that first, where buffers wait for it. Where it cannot
-/// be waited for, they stay.
+/// Like [`collect_all`], for buffers that wait for `device`. It waits for the device first if any buffers are deferred.
+/// If that wait fails, they stay.
 pub(crate) fn collect_all_after(device: &Device) {
     if has_deferred_buffers() {
         let _ = device.synchronize_without_drops();
@@ -268,9 +268,9 @@ pub(crate) fn collect_all_after(device: &Device) {
     collect_all();
 }
 
-/// Asks for memory a second time where there was none and drops were waiting that may have given some back: those
-/// of transfers that were cancelled, say. No third time: a drop that a capture refuses waits again, and counts.
-/// The caller as that of [`collect_all`].
+/// Asks for memory a second time if there was none, and drops were waiting that may have given some back. Cancelled
+/// transfers, say, leave such drops. There is no third time, since a drop that a capture refuses waits again, and
+/// counts. The caller holds no lock that a drop of a user's may ask for, as for [`collect_all`].
 pub fn or_collect<R>(mut allocate: impl FnMut() -> Result<R>) -> Result<R> {
     match allocate() {
         Err(error) if error.kind() == ErrorKind::OutOfMemory && collect_all() > 0 => allocate(),
@@ -278,7 +278,7 @@ pub fn or_collect<R>(mut allocate: impl FnMut() -> Result<R>) -> Result<R> {
     }
 }
 
-/// As [`collect`], of blocks alone.
+/// Like [`collect`], for blocks alone.
 pub fn collect_blocks() {
     collect_from(&BLOCKS);
 }

@@ -1,14 +1,16 @@
 //! Streams of other libraries, by the driver's handle.
 //!
-//! The driver uses a handle again as soon as its stream is destroyed (seen on an H100: four streams in turn, one handle),
-//! and has a number for each stream that it never uses again. So a handle that is brought is compared by that number.
-//! The question would invalidate a capture of the stream, so a stream in capture is taken to be what it was.
+//! The driver uses a handle again as soon as its stream is destroyed. On an H100, four streams in turn had one handle.
+//! The driver has a number for each stream that it never uses again. So a handle that is brought is compared by that
+//! number. The question would invalidate a capture of the stream, so a stream in capture is taken to be the stream that
+//! it was.
 //!
-//! A handle without a stream must not be named in a call of the driver, which reads what is gone (an H100, driver 580: the
-//! process ends). So an owner says before that it destroys a stream.
+//! A handle without a stream must not be named in a call of the driver, which would read memory that is gone. On an
+//! H100 with driver 580 the process ends. So an owner says before that it destroys a stream.
 //!
-//! A stream that its owner destroys lives on here under another handle: that of a stream of the crate's own which waits
-//! for all that the first was given. What remembers it, a pool or a vector's home, goes on without knowing.
+//! A stream that its owner destroys lives on here under another handle. That handle is of a stream of the crate's own,
+//! which waits for all that the first was given. A pool or a vector's home that remembers the stream goes on without
+//! knowing.
 //!
 //! | what becomes of the stream | `StreamInner::replacement` | the stream's handle here |
 //! |---|---|---|
@@ -41,29 +43,32 @@ impl Stream {
         self.raw().0
     }
 
-    /// The stream behind another library's handle, a `CUstream` of the device's primary context (a `cudaStream_t` is
-    /// one). 0 and 1 are the [default stream](Device::default_stream). While a stream lives, its handle gives the same
-    /// `Stream`; one that was destroyed and whose handle came back is another one. Two driver calls.
+    /// The stream behind another library's handle. The handle is a `CUstream` of the device's primary context, as a
+    /// `cudaStream_t` is. The handles 0 and 1 are the [default stream](Device::default_stream). While a stream lives,
+    /// its handle gives the same `Stream`. If a stream was destroyed and its handle came back, the handle gives another
+    /// `Stream`. The call costs two driver calls.
     ///
-    /// Nothing keeps the stream alive for the `Stream`. Before its owner destroys it, the owner calls
-    /// [`detach`](Self::detach).
+    /// The `Stream` does not keep the stream alive. So its owner calls [`detach`](Self::detach) before it destroys the
+    /// stream.
     ///
     /// As for [`from_cudarc`](Self::from_cudarc), a capture that another library begins on it begins while no other
     /// thread is in a call on a pool that has the stream.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for handle 2, the per-thread default
-    /// stream, for which there is [`Device::per_thread_stream`];
-    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) for a handle that no stream of a simulated device has;
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); those of the driver.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for handle 2, the per-thread default stream,
+    ///   for which there is [`Device::per_thread_stream`].
+    /// - [`ErrorKind::Driver`](crate::ErrorKind::Driver) for a handle that no stream of a simulated device has.
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    /// - The errors of the driver.
     ///
     /// # Safety
     ///
-    /// The handle is of a stream of the device's context, which is not destroyed before this `Stream` was
-    /// [detached](Self::detach), or before it and all that keeps it are gone: vectors at home on it, transfers, and pools
-    /// that it allocated from. What `cuda_stream` and [`handle`](Self::handle) gave before it was
-    /// detached is not used after that.
+    /// - The handle is of a stream of the device's context.
+    /// - The stream is not destroyed before this `Stream` was [detached](Self::detach), or before it and all that keeps
+    ///   it are gone. Vectors at home on it, transfers, and pools that it allocated from keep it.
+    /// - The handles that `cuda_stream` and [`handle`](Self::handle) gave before it was detached are not used after
+    ///   that.
     pub unsafe fn from_handle(device: &Device, handle: u64) -> Result<Self> {
         not_forked("a stream")?;
         if LEGACY.contains(&handle) {
@@ -89,12 +94,12 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Whether the driver's stream of a handle is this one still. True of a stream in capture, which is not asked. For
-    /// libraries over this crate, which keep the `Stream` of a handle. Two driver calls.
+    /// Whether the driver's stream of a handle is still this one. True of a stream in capture, which is not asked. It
+    /// is for libraries over this crate, which keep the `Stream` of a handle. It costs two driver calls.
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// The errors of the driver.
     ///
     /// # Safety
     ///
@@ -119,9 +124,9 @@ impl Stream {
         Ok(!is_free || known.is(driver.stream_number(raw).with_context(what)?))
     }
 
-    /// Lets go of a stream of another library, before that destroys it. What was at home on it or remembers it goes on,
-    /// on a stream of Aquifer's own that comes after all that this one was given. Its owner gives it no more work
-    /// after this. Does nothing on a stream that Aquifer keeps alive.
+    /// Lets go of a stream of another library, before that destroys it. All that was at home on it or remembers it goes
+    /// on, on a stream of Aquifer's own that comes after all that this one was given. Its owner gives it no more work
+    /// after this. The call does nothing on a stream that Aquifer keeps alive.
     ///
     /// It waits for calls of other threads that are under way on the stream, for their waits for the device, and for a
     /// short capture of theirs. Calls that begin meanwhile come first, or wait.
@@ -145,7 +150,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while the stream is in a longer capture, which is not
-    /// disturbed; those of the driver. Then the stream is as it was.
+    /// disturbed, and the errors of the driver. The stream is as it was then.
     #[track_caller]
     pub fn detach(&self) -> Result<()> {
         let _site = CallSite::enter();
@@ -156,8 +161,8 @@ impl Stream {
         self.replace(None)
     }
 
-    /// Has a stream of the crate's own stand for this one from now on, after all that this one was given, and after
-    /// `also`.
+    /// Replaces this stream from now on by a stream of the crate's own, which comes after all that this one was given,
+    /// and after `also`.
     fn replace(&self, also: Option<&Event>) -> Result<()> {
         // Emitted when the gate is open.
         let _events = defer_events();
@@ -169,7 +174,7 @@ impl Stream {
         replaced.unwrap_or_else(|refused| Err(self.refused(&refused)))
     }
 
-    /// No other thread is in a call on the stream. Returns the handle that it has from here on.
+    /// Replaces the stream while no other thread is in a call on it. Returns the handle that it has from here on.
     fn replace_alone(&self, raw: RawStream, also: Option<&Event>) -> Result<RawStream> {
         if self.is_replaced() {
             return Ok(raw);

@@ -1,10 +1,10 @@
-//! The gate of a stream: which threads may call the driver on it, and by which handle.
+//! The gate of a stream, which says which threads may call the driver on it, and by which handle.
 //!
-//! CUDA's graphs are not synchronised inside: while a stream is in capture, no second thread may name
-//! it in a call, not even to ask whether it is. So each call on a stream is counted in its gate, and a
-//! capture closes the gate, from before its begin until the order of its streams is restored.
+//! CUDA's graphs are not synchronised inside. While a stream is in capture, no second thread may name it in a call, not
+//! even to ask whether it is. So each call on a stream is counted in its gate. A capture closes the gate, from before
+//! its begin until the order of its streams is restored.
 //!
-//! The gate has the stream's handle, and gives it to who enters: a thread that leaves and enters again is
+//! The gate has the stream's handle, and gives it to each thread that enters. A thread that leaves and enters again is
 //! given it again, since the stream may have got another one meanwhile.
 //!
 //! # State table
@@ -27,18 +27,17 @@
 //! | open, with no call | alone | `alone`, which waits for that |
 //! | alone | open | the end of its body, which may have given the stream another handle |
 //!
-//! - `INV-1`: in the states closed and published only the owner's thread calls the driver on the
-//!   stream.
-//! - `INV-2`: a wait for what the waiting thread may have to end first ends with its [`Patience`]: for an owner,
-//!   and for a call that waits for the device. A thread that owns gates does not wait for another owner at all: two
-//!   would wait for each other.
-//! - `INV-3`: a change of `owner`, of `published` or of `calls` to 0 wakes all waiting threads, as does a change of `waits`
-//!   beside an owner.
-//! - `INV-4`: who is alone waits for nothing, so that a thread inside of another gate may wait for it. No thread that
-//!   waits is inside of this one.
-//! - `INV-5`: `handle` changes in the state alone, and stays while a call is counted or there is an owner.
-//! - `INV-6`: a call that waits for an owner is counted as the gate opens, before another owner can close it; and an
-//!   owner lets a thread go first that waits to be alone. So threads that do these in a loop take turns.
+//! - `INV-1`. In the states closed and published only the owner's thread calls the driver on the stream.
+//! - `INV-2`. A wait for something that the waiting thread may have to end first ends with its [`Patience`]. Such are
+//!   the waits for an owner, and for a call that waits for the device. A thread that owns gates does not wait for
+//!   another owner at all, since two would wait for each other.
+//! - `INV-3`. A change of `owner`, of `published` or of `calls` to 0 wakes all waiting threads, as does a change of
+//!   `waits` beside an owner.
+//! - `INV-4`. A thread that is alone waits for nothing, so that a thread inside of another gate may wait for it. No
+//!   thread that waits is inside of this one.
+//! - `INV-5`. The `handle` changes in the state alone, and stays while a call is counted or there is an owner.
+//! - `INV-6`. A call that waits for an owner is counted as the gate opens, before another owner can close it. An owner
+//!   lets a thread go first that waits to be alone. So threads that do these in a loop take turns.
 //!
 //! The lock is held over nothing but these words.
 
@@ -52,32 +51,32 @@ use std::cell::{Cell, OnceCell};
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-/// Who closes a gate.
+/// The owner that closes a gate.
 pub trait GateOwner {
     /// Whether the calling thread is the owner's.
     fn is_here(&self) -> bool;
 }
 
-/// How long a thread waits for gates, in all of one call of a user.
+/// The time that a thread waits for gates, in all of one call of a user.
 #[derive(Debug)]
 pub struct Patience {
     limit: Duration,
-    /// Of the first wait.
+    /// The time of the first wait.
     since: OnceCell<Instant>,
 }
 
 impl Patience {
-    /// A capture that takes longer refuses the calls of others. Some thousand times what a thread's short capture takes, and
-    /// no time to a person.
+    /// The longest wait. A capture that takes longer refuses the calls of others. The limit is some thousand times as
+    /// long as a thread's short capture, and no time to a person.
     const LIMIT: Duration = Duration::from_millis(4);
 
-    /// For a thread that is inside of no gate. It begins to run out at its first wait.
+    /// The patience of a thread that is inside of no gate. It begins to run out at the first wait.
     #[allow(clippy::new_without_default, reason = "a default is nothing that begins")]
     pub fn new() -> Self {
         Self { limit: Self::LIMIT, since: OnceCell::new() }
     }
 
-    /// For a thread that is inside of another gate, or has a lock: it does not wait.
+    /// The patience of a thread that is inside of another gate, or has a lock. It does not wait.
     pub fn none() -> Self {
         Self { limit: Duration::ZERO, since: OnceCell::new() }
     }
@@ -100,7 +99,7 @@ impl Patience {
 }
 
 thread_local! {
-    /// How many [`Owning`] the thread has.
+    /// The number of [`Owning`] that the thread has.
     static OWNING: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -136,7 +135,7 @@ struct GateState<O, H> {
     owner: Option<Arc<O>>,
     /// Calls under way that began while there was no owner.
     calls: usize,
-    /// Those of them that may wait for the device.
+    /// The number of those that may wait for the device.
     waits: usize,
     published: bool,
     /// Calls that wait for the owner to open the gate, and how often one has.
@@ -150,13 +149,13 @@ struct GateState<O, H> {
 /// A call that has begun.
 #[derive(Debug)]
 pub struct Entered<O, H> {
-    /// The stream's, until the call ends.
+    /// The handle of the stream, until the call ends.
     pub handle: H,
-    /// The owner, whose thread this is. Then the call is not counted, and does not end.
+    /// The owner, if the calling thread is the owner's. The call is not counted then, and does not end.
     pub owner: Option<Arc<O>>,
 }
 
-/// Why a thread was kept out.
+/// The reason why a thread was kept out.
 #[derive(Debug)]
 pub enum Refused<O> {
     /// The gate has this owner.
@@ -200,17 +199,17 @@ impl<O: GateOwner, H: Copy> Gate<O, H> {
     ///
     /// # Errors
     ///
-    /// That owner.
+    /// The owner of the gate.
     #[inline]
     pub fn begin_call(&self, patience: &Patience) -> Result<Entered<O, H>, Refused<O>> {
         self.enter(patience, false)
     }
 
-    /// As [`begin_call`](Self::begin_call) and [`mark_blocking`](Self::mark_blocking).
+    /// Does [`begin_call`](Self::begin_call) and [`mark_blocking`](Self::mark_blocking).
     ///
     /// # Errors
     ///
-    /// As `begin_call`.
+    /// The errors of `begin_call`.
     #[inline]
     pub fn begin_blocking_call(&self, patience: &Patience) -> Result<Entered<O, H>, Refused<O>> {
         self.enter(patience, true)
@@ -259,7 +258,7 @@ impl<O: GateOwner, H: Copy> Gate<O, H> {
         Ok(state)
     }
 
-    /// The call may wait for the device from here on.
+    /// Marks that the call may wait for the device from here on.
     pub fn mark_blocking(&self) {
         let mut state = self.state.lock();
         state.waits += 1;
@@ -268,7 +267,7 @@ impl<O: GateOwner, H: Copy> Gate<O, H> {
         }
     }
 
-    /// Ends a call. `waited`: it has called [`mark_blocking`](Self::mark_blocking).
+    /// Ends a call, which has called [`mark_blocking`](Self::mark_blocking) if `waited`.
     pub fn end_call(&self, waited: bool) {
         let mut state = self.state.lock();
         state.calls -= 1;
@@ -279,9 +278,9 @@ impl<O: GateOwner, H: Copy> Gate<O, H> {
     }
 
     /// Runs `body` while no thread is in a call, and none begins. It gets the stream's handle, and returns the one that
-    /// the stream has from then on. Waits for the calls under way, also those that wait for the device; others begin
-    /// before it. For an owner it waits as long as the patience lasts. The caller is inside of no gate, and `body` waits for
-    /// nothing (INV-4).
+    /// the stream has from then on. Waits for the calls under way, also those that wait for the device. Others begin
+    /// before it. For an owner it waits as long as the patience lasts. The caller is inside of no gate, and `body`
+    /// waits for nothing (INV-4).
     ///
     /// # Errors
     ///
@@ -322,7 +321,7 @@ impl<O: GateOwner, H: Copy> Gate<O, H> {
     ///
     /// # Errors
     ///
-    /// That owner, or that a call may wait for the device. Then the gate is as it was.
+    /// The owner of the gate, or that a call may wait for the device. The gate is as it was then.
     pub fn close_and_wait(&self, owner: &Arc<O>, patience: &Patience) -> Result<H, Refused<O>> {
         let mut state = self.lock_beside();
         loop {
@@ -410,7 +409,7 @@ impl<O: GateOwner, H: Copy> Gate<O, H> {
 
 debug_struct!([O, H] Gate<O, H> { .. });
 
-/// Its drop opens the gate, also when the body of [`Gate::alone`] unwinds.
+/// A guard whose drop opens the gate, also when the body of [`Gate::alone`] unwinds.
 struct EndAlone<'a, O, H>(&'a Gate<O, H>);
 
 impl<O, H> Drop for EndAlone<'_, O, H> {

@@ -1,6 +1,6 @@
-//! Graphs: work that was captured once and is launched as often as wanted.
+//! Graphs, which are work that was captured once and is launched as often as wanted.
 //!
-//! A capture decides what a graph may touch: this module knows streams and events, and no memory.
+//! A capture decides what a graph may touch. So this module knows streams and events, and no memory.
 
 use super::capture_state::Attachment;
 use super::handle::{Capture, Stream};
@@ -17,16 +17,16 @@ use std::mem::ManuallyDrop;
 /// Work that was captured on a stream, to be launched as one, as often as wanted. From
 /// [`Stream::capture`].
 ///
-/// The graph is destroyed when it is dropped; launches that are on their way still run to their end.
-/// Use it from any thread, beside other calls of Aquifer on the same stream. The driver has one launch of a graph run at a
-/// time, in the order of the calls, on whatever streams they are.
+/// The graph is destroyed when it is dropped. Launches that are on their way still run to their end. Use it from any
+/// thread, beside other calls of Aquifer on the same stream. The driver runs one launch of a graph at a time, in the
+/// order of the calls, on whatever streams they are.
 ///
 /// The streams that it is launched on stay alive as long as the graph.
 pub struct Graph {
     raw: RawGraph,
     device: Device,
-    /// After all that the streams of the capture were given before they took part, or waited for from outside. Launches wait
-    /// for these.
+    /// Events after all that the streams of the capture were given before they took part, or waited for from outside.
+    /// Launches wait for these.
     before: Vec<Arc<Event>>,
     /// The streams it was launched on. The lock is held over the driver's call, which asks that no
     /// two threads be in one graph.
@@ -51,32 +51,29 @@ impl Graph {
         &self.device
     }
 
-    /// Runs the captured work on `stream`: after what that stream was given so far, after what the
-    /// streams of the capture were given before they took part or were made to wait for in it, and after all former launches
-    /// of this graph.
-    /// Nothing waits on the host.
+    /// Runs the captured work on `stream`. It runs after all that `stream` was given so far, and after all former
+    /// launches of this graph. It also runs after all that the streams of the capture were given before they took part,
+    /// or were made to wait for in it. The host does not wait.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::WrongDevice`] on a stream of another device; [`ErrorKind::Capture`] on a stream
-    /// in capture, which is not disturbed; those of the driver call.
+    /// [`ErrorKind::WrongDevice`] on a stream of another device, [`ErrorKind::Capture`] on a stream in capture, which
+    /// is not disturbed, and the errors of the driver call.
     ///
     /// # Safety
     ///
-    /// The work runs again with the addresses and values that it was captured with, and nothing else
-    /// knows that it does: no vector waits for it. So from here until `stream` has passed
-    /// this launch,
+    /// The work runs again with the addresses and values that it was captured with. No other part of the program is
+    /// told, so no vector waits for it. These conditions hold from here until `stream` has passed this launch:
     ///
-    /// - all memory that the captured work touches is allocated and belongs to whom it belonged then.
-    ///   What the graph itself keeps ([`Stream::capture`]) does;
-    /// - every other use of that memory, by other streams, by the host, by the free or the next
-    ///   owner of it, is ordered before this launch or after it. Former work elsewhere is made so by
-    ///   [`Stream::wait_for`] on `stream` before the call, later work by waiting for `stream` after
-    ///   it;
-    /// - the contracts of the unsafe calls that were captured hold, those of kernels among them.
+    /// - All memory that the captured work touches is allocated and has the owner that it had then. Memory that the
+    ///   graph itself keeps ([`Stream::capture`]) does.
+    /// - Every other use of that memory, by other streams, by the host, by its free or by its next owner, is ordered
+    ///   before this launch or after it. [`Stream::wait_for`] on `stream` before the call orders former work elsewhere.
+    ///   A wait for `stream` after the call orders later work.
+    /// - The contracts of the unsafe calls that were captured hold, those of kernels among them.
     ///
-    /// And while this call runs, no other library has `stream` wait for an event on another thread: the driver
-    /// loses that wait. Aquifer's own waits are kept apart.
+    /// And while this call runs, no other library makes `stream` wait for an event on another thread, since the driver
+    /// loses that wait. Aquifer keeps its own waits apart.
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let _site = CallSite::enter();
@@ -84,11 +81,11 @@ impl Graph {
         unsafe { self.enqueue(stream) }
     }
 
-    /// An error names the place in the crate, not the caller's.
+    /// Enqueues the launch. An error names the place in the crate, not the caller's.
     ///
     /// # Safety
     ///
-    /// As [`launch`](Self::launch).
+    /// The conditions of [`launch`](Self::launch).
     unsafe fn enqueue(&self, stream: &Stream) -> Result<()> {
         self.device.require(stream.device(), "the stream")?;
         // In the child of a fork this is the call that fails, before a lock that a thread of the
@@ -111,7 +108,7 @@ impl Graph {
             .with_context(|| format!("launching a graph on {stream}"))
     }
 
-    /// Has the graph keep something until it is gone.
+    /// Gives the graph something to keep until it is gone.
     pub(crate) fn attach(&mut self, attachment: Attachment<Stream>) {
         self.attachments.push(attachment);
     }

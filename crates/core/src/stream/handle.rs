@@ -16,17 +16,17 @@ use crate::sync::{Arc, AtomicUsize, LazyLock, OnceLock, Weak};
 use std::collections::HashMap;
 use std::fmt;
 
-/// Advice where a capture on another thread has the stream.
+/// The advice if a capture on another thread has the stream.
 pub(crate) const CAPTURED_ELSEWHERE: &str = "call again when that has ended, or use another stream";
 
 /// A declared capture.
 pub(crate) type Capture = CaptureState<Stream>;
 
-/// An in-order queue of work on one device. A handle: clones are the same stream.
+/// An in-order queue of work on one device. It is a handle, whose clones are the same stream.
 ///
-/// A stream has a number of its own that is never used twice, unlike the driver's handle. It stays
-/// alive as long as anything that it may still have to order: a vector at home on it, a vector that
-/// was used on it, a transfer.
+/// A stream has a number of its own that is never used twice, unlike the driver's handle. It stays alive as long as
+/// anything that it may still have to order. That is a vector at home on it, a vector that was used on it, or a
+/// transfer.
 ///
 /// ```
 /// use aquifer::{Device, sim::SimConfig};
@@ -44,25 +44,25 @@ pub struct Stream {
 
 struct StreamInner {
     device: Device,
-    /// The handle that it was made with.
+    /// The handle that the stream was made with.
     raw: RawStream,
     id: u64,
-    /// On a GPU cudarc's handle, for its traits too.
+    /// The keeper of the stream. On a GPU that is cudarc's handle, for its traits too.
     keep: StreamKeeper,
-    /// Has the handle that the stream has now.
+    /// The gate, with the handle that the stream has now.
     gate: Gate<Capture, RawStream>,
-    /// Held over each launch of a graph and over each wait for an event. The driver loses a wait that one thread gives a
-    /// stream while another launches a graph on it (580.159.04: one in ten in a plain C program).
+    /// A lock that is held over each launch of a graph and over each wait for an event. The driver loses a wait that
+    /// one thread gives a stream while another launches a graph on it. (With 580.159.04, a plain C program lost one in
+    /// ten.)
     launch_or_wait: Mutex<()>,
-    /// Another library may have the driver's handle, and begin a capture that Aquifer is not told of.
-    /// Set once the stream is among the [`EXPOSED`].
+    /// Whether another library may have the driver's handle, and begin a capture that Aquifer is not told of. It is set
+    /// once the stream is among the [`EXPOSED`].
     exposed: AtomicBool,
-    /// It was given copies of host memory whose end nothing here waits for. Set as the former.
+    /// Whether it was given copies of host memory whose end nothing here waits for. It is set like `exposed`.
     copies_unseen: AtomicBool,
-    /// How many of the handles are pools', which order their memory by the stream as long as it has a
-    /// user.
+    /// The number of handles that are pools'. Pools order their memory by the stream as long as it has a user.
     pools: AtomicUsize,
-    /// Of a stream that its owner may destroy.
+    /// The driver's number of a stream that its owner may destroy.
     foreign: Option<DriverNumber>,
     /// The stream of the crate's own that stands for a foreign one, once that is gone.
     replacement: OnceLock<NewStream>,
@@ -72,10 +72,10 @@ struct StreamInner {
 pub(super) struct DriverNumber(AtomicU64);
 
 impl DriverNumber {
-    /// Before the driver was asked, as it must not be in a capture.
+    /// The value before the driver was asked, which must not happen in a capture.
     const UNKNOWN: u64 = 0;
 
-    /// Whether the driver's number is this. The first is.
+    /// Whether the driver's number is this one. The first number that is asked is.
     pub(super) fn is(&self, number: u64) -> bool {
         // Relaxed: the number publishes nothing.
         let relaxed = Ordering::Relaxed;
@@ -107,7 +107,7 @@ impl StreamInner {
         }
     }
 
-    /// Under which the stream may be among the [`STREAMS`].
+    /// The keys under which the stream may be among the [`STREAMS`].
     fn keys(&self) -> impl Iterator<Item = StreamKey> {
         let own = self.replacement.get().map(|own| own.raw);
         let device = self.device.key();
@@ -121,8 +121,9 @@ static STREAMS: LazyLock<Mutex<HashMap<StreamKey, Weak<StreamInner>>>> =
 
 type StreamKey = ((BackendKind, u64), RawStream);
 
-/// The streams whose handles others have: no other can be in a capture that Aquifer was not told of. So
-/// what must not disturb a capture asks these alone. And those that have copies of host memory whose end nobody here knows.
+/// The streams whose handles others have, and those that have copies of host memory whose end nobody here knows. No
+/// other stream can be in a capture that Aquifer was not told of. So a call that must not disturb a capture asks these
+/// alone.
 static EXPOSED: Mutex<Vec<Weak<StreamInner>>> = Mutex::new(Vec::new());
 
 impl Drop for StreamInner {
@@ -152,8 +153,7 @@ impl Drop for StreamInner {
 }
 
 impl Stream {
-    /// The one stream behind a driver's handle that others have: the living one, or a new one from
-    /// `make`.
+    /// The one stream behind a driver's handle that others have. It is the living one, or a new one from `make`.
     fn get_or_register_exposed(
         device: &Device,
         raw: RawStream,
@@ -191,7 +191,7 @@ impl Stream {
         self.inner.replacement.get().is_some()
     }
 
-    /// Has `own` stand for the stream. The caller is alone in its gate, which gets the handle that this returns.
+    /// Replaces the stream by `own`. The caller is alone in its gate, which gets the handle that this returns.
     pub(super) fn set_replacement(&self, own: NewStream) -> RawStream {
         let device = self.inner.device.key();
         let (theirs, ours) = ((device, self.inner.raw), (device, own.raw));
@@ -222,20 +222,19 @@ impl Stream {
         Self { inner }
     }
 
-    /// Takes over a stream of cudarc. The same stream of the driver gives the same `Stream`, which
-    /// keeps cudarc's alive.
+    /// Takes over a stream of cudarc. One stream of the driver always gives the same `Stream`, which keeps cudarc's
+    /// alive.
     ///
-    /// A capture that another library begins on it begins while no other thread is in a call on a pool
-    /// that has the stream: such a call asks first and then records an event.
-    /// [`capture`](Self::capture) needs no such care.
+    /// Another library begins a capture on it only while no other thread is in a call on a pool that has the stream.
+    /// Such a call asks first and then records an event. A capture by [`capture`](Self::capture) needs no such care.
     ///
-    /// A stream that cudarc does not keep alive, as of another library, comes by its handle:
-    /// [`from_handle`](Self::from_handle).
+    /// A stream that cudarc does not keep alive, as of another library, comes by its handle
+    /// ([`from_handle`](Self::from_handle)).
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for the per-thread default stream, which is another stream on
-    /// each thread: see [`Device::per_thread_stream`].
+    /// [`ErrorKind::InvalidArgument`] for the per-thread default stream, which is another stream on each thread.
+    /// [`Device::per_thread_stream`] gives that one.
     #[cfg(feature = "cuda")]
     pub fn from_cudarc(stream: &Arc<cudarc::driver::CudaStream>) -> Result<Self> {
         let device = Device::from_cudarc(stream.context())?;
@@ -254,8 +253,8 @@ impl Stream {
         Ok(Self::get_or_register_exposed(&device, raw, || StreamInner::new(&device, raw, keep)))
     }
 
-    /// cudarc's handle on this stream: for its launch builder, its copies, cuBLAS. While
-    /// [`capture`](Self::capture) has the stream, no other thread may name it in a call of cudarc.
+    /// cudarc's handle on this stream, for its launch builder, its copies and cuBLAS. While [`capture`](Self::capture)
+    /// has the stream, no other thread may name it in a call of cudarc.
     ///
     /// # Errors
     ///
@@ -306,7 +305,7 @@ impl Stream {
         self.inner.raw == self.device().driver().legacy_stream()
     }
 
-    /// Has the graph of the capture that the stream is in keep something. Returns it if there is none.
+    /// Gives the graph of the capture that the stream is in something to keep. Returns it if there is no such graph.
     pub(crate) fn keep_for_graph(&self, kept: Attachment<Self>) -> Result<(), Attachment<Self>> {
         match self.inner.gate.owner() {
             Some(capture) => capture.attach(kept),
@@ -318,20 +317,20 @@ impl Stream {
         &self.inner.gate
     }
 
-    /// Keeps launches of graphs and waits for events apart while it lives. The caller is inside of the gate, and does nothing
-    /// but that call.
+    /// Keeps launches of graphs and waits for events apart while the guard lives. The caller is inside of the gate, and
+    /// does nothing but that call.
     pub(super) fn lock_launch_or_wait(&self) -> MutexGuard<'_, ()> {
         self.inner.launch_or_wait.lock()
     }
 
-    /// Another library is about to get the driver's handle. It gets it after this call: a capture by it
-    /// that comes before a look at [`exposed`] is asked for.
+    /// Notes that another library is about to get the driver's handle, which it gets after this call. So a capture that
+    /// the library begins before a look at [`exposed`] is asked for.
     pub(super) fn expose(&self) {
         self.list_once(&self.inner.exposed);
     }
 
-    /// The stream is about to get a copy of host memory that its caller alone waits for. The quarantine of that memory asks
-    /// the stream, too, from here on.
+    /// Notes that the stream is about to get a copy of host memory that its caller alone waits for. From here on, the
+    /// quarantine of that memory asks the stream, too.
     pub(crate) fn note_unseen_copy(&self) {
         self.list_once(&self.inner.copies_unseen);
     }
@@ -358,7 +357,7 @@ impl Stream {
         self.device() == device && self.raw() == raw
     }
 
-    /// Outside of this folder, only a `StreamCall` gives it.
+    /// The driver's handle. Outside of this folder, only a `StreamCall` gives it.
     pub(super) fn raw(&self) -> RawStream {
         if is_forked_child() {
             // A thread of the parent may have had the gate's lock.
@@ -413,14 +412,14 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of the driver call.
+    /// The errors of the driver call.
     pub fn new_stream(&self) -> Result<Stream> {
         let new =
             self.driver().stream_create().with_context(|| format!("making a stream on {self}"))?;
         Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep)))
     }
 
-    /// The legacy default stream, CUDA's handles 0 and 1: one for the whole device.
+    /// The legacy default stream with CUDA's handles 0 and 1, one for the whole device.
     pub fn default_stream(&self) -> Stream {
         let raw = self.driver().legacy_stream();
         Stream::get_or_register_exposed(self, raw, || {

@@ -10,8 +10,8 @@ use crate::event::{Event, Recorder};
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 
-/// The captures that have begun and are not over. The lock is held over the calls that begin one and
-/// that record all of a context, which a capture does not survive; neither call waits.
+/// The captures that have begun and are not over. The lock is held over the calls that begin a capture and over those
+/// that record all of a context, which a capture does not survive. Neither call waits.
 pub(super) static CAPTURES: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
 
 /// The capture that has recorded an event, unless it is over.
@@ -21,8 +21,8 @@ pub(super) fn capture_of(recorder: &Arc<Recorder>) -> Option<Arc<Capture>> {
 }
 
 impl Capture {
-    /// Takes a stream in: waits for calls of other threads that are under way on it, and notes what
-    /// it was given. The caller is inside of no gate.
+    /// Takes a stream in. Waits for calls of other threads that are under way on it, and notes all that it was given.
+    /// The caller is inside of no gate.
     pub(super) fn close_gate_and_add(self: &Arc<Self>, stream: &Stream) -> Result<()> {
         let closed = stream.gate().close_and_wait(self, &Patience::new());
         let raw = closed.map_err(|refused| stream.refused(&refused))?;
@@ -42,7 +42,7 @@ impl Capture {
         }
     }
 
-    /// A stream did not come in: the driver's wait that was to take it in failed.
+    /// Lets go of a stream that did not come in, since the driver's wait that was to take it in failed.
     pub(super) fn remove_unless_capturing(&self, stream: &Stream) {
         let status = stream.device().driver().capture_status(stream.raw());
         if matches!(status, Ok(CaptureStatus::None)) {
@@ -62,7 +62,7 @@ impl Capture {
     }
 }
 
-/// The caller has closed the stream's gate, which gave it the handle.
+/// Makes the member of a stream. The caller has closed the stream's gate, which gave it the handle.
 fn note(stream: &Stream, raw: RawStream) -> Result<Member<Stream>> {
     let what = || format!("recording an event on {stream}");
     let driver = stream.device().driver();

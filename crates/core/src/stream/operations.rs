@@ -1,4 +1,4 @@
-//! Calls on a stream: events, waits, and whether it is in capture.
+//! Calls on a stream, such as events, waits, and the question whether it is in capture.
 
 use super::call::{Status, StreamCall};
 use super::deferred;
@@ -12,36 +12,37 @@ use crate::sync::Arc;
 
 impl Stream {
     /// Begins a call of the driver on the stream, which ends when the result is dropped. Waits for a short capture on
-    /// another thread; the caller is inside of no gate, and has no lock.
+    /// another thread. The caller is inside of no gate, and has no lock.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a longer one has it; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Capture`] while a longer capture has it, and [`ErrorKind::Forked`].
     #[doc(hidden)]
     pub fn begin_call(&self) -> Result<StreamCall<'_>> {
         self.begin_call_within(&Patience::new())
     }
 
-    /// As [`begin_call`](Self::begin_call), of several.
+    /// Like [`begin_call`](Self::begin_call), for one of several calls that share `patience`.
     pub(crate) fn begin_call_within(&self, patience: &Patience) -> Result<StreamCall<'_>> {
         not_forked("a stream")?;
         StreamCall::new(self, patience)
     }
 
-    /// As [`begin_call`](Self::begin_call), for a caller that is inside of another gate or has a lock: it does not wait.
+    /// Like [`begin_call`](Self::begin_call), for a caller that is inside of another gate or has a lock. So it does not
+    /// wait.
     #[doc(hidden)]
     pub fn begin_nested_call(&self) -> Result<StreamCall<'_>> {
         self.begin_call_within(&Patience::none())
     }
 
-    /// A call that may wait for the device, or for other ranks of a communicator.
+    /// Begins a call that may wait for the device, or for other ranks of a communicator.
     #[doc(hidden)]
     pub fn begin_blocking_call(&self, patience: &Patience) -> Result<StreamCall<'_>> {
         not_forked("a stream")?;
         StreamCall::blocking(self, patience)
     }
 
-    /// A call, unless a capture on another thread has the stream.
+    /// Begins a call, unless a capture on another thread has the stream.
     fn begin_call_unless_in_use(&self) -> Result<Option<StreamCall<'_>>> {
         match self.begin_nested_call() {
             Err(error) if error.kind() == ErrorKind::Capture => Ok(None),
@@ -49,12 +50,11 @@ impl Stream {
         }
     }
 
-    /// Records an event: everything that the stream was given so far.
+    /// Records an event, which comes after everything that the stream was given so far.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a capture on another thread has the stream; those of the driver
-    /// call.
+    /// [`ErrorKind::Capture`] while a capture on another thread has the stream, and the errors of the driver call.
     #[track_caller]
     pub fn record(&self) -> Result<Event> {
         let _site = CallSite::enter();
@@ -63,13 +63,15 @@ impl Stream {
 
     /// Makes the stream wait for `event`, of this device or another, without blocking the host.
     ///
-    /// In [`capture`](Self::capture), a stream that waits for an event of the capture joins it. A stream of the capture that
-    /// waits for an event from outside has each launch of the graph wait for it, and waits itself when the capture has ended.
+    /// In [`capture`](Self::capture), a stream that waits for an event of the capture joins it. If a stream of the
+    /// capture waits for an event from outside, each launch of the graph waits for that event. The stream itself waits
+    /// when the capture has ended.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] between two captures, or a capture and a point of a graph, which are not disturbed; [`ErrorKind::WrongDevice`] between a GPU and a simulated
-    /// device; those of the driver call.
+    /// - [`ErrorKind::Capture`] between two captures, or a capture and a point of a graph, which are not disturbed.
+    /// - [`ErrorKind::WrongDevice`] between a GPU and a simulated device.
+    /// - The errors of the driver call.
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _site = CallSite::enter();
@@ -80,7 +82,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait) and [`record`](Self::record).
+    /// The errors of [`wait`](Self::wait) and [`record`](Self::record).
     #[track_caller]
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
         let _site = CallSite::enter();
@@ -91,9 +93,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::ContextLost`] if that work failed, [`ErrorKind::Capture`] if the stream is in
-    /// capture, which is not disturbed, [`ErrorKind::Simulation`] if the simulated device saw an
-    /// access out of order.
+    /// - [`ErrorKind::ContextLost`] if that work failed.
+    /// - [`ErrorKind::Capture`] if the stream is in capture, which is not disturbed.
+    /// - [`ErrorKind::Simulation`] if the simulated device saw an access out of order.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
@@ -105,8 +107,8 @@ impl Stream {
         synchronized
     }
 
-    /// As [`synchronize`](Self::synchronize), without a deferred drop. For a stream in a declared capture,
-    /// waits for all that the capture's streams were given before it. The caller is inside of no gate.
+    /// Like [`synchronize`](Self::synchronize), without a deferred drop. For a stream in a declared capture, waits for
+    /// all that the capture's streams were given before it. The caller is inside of no gate.
     #[doc(hidden)]
     pub fn synchronize_uncaptured(&self) -> Result<()> {
         loop {
@@ -128,12 +130,12 @@ impl Stream {
         }
     }
 
-    /// An event after all work that the stream was given to run: where a declared capture has the
-    /// stream, the one from before it. `None` while a capture is about to record that one.
+    /// An event after all work that the stream was given to run. If a declared capture has the stream, it is the event
+    /// from before the capture. `None` while a capture is about to record that one.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] in a capture that Aquifer was not told of; those of the driver call.
+    /// [`ErrorKind::Capture`] in a capture that Aquifer was not told of, and the errors of the driver call.
     #[doc(hidden)]
     pub fn record_uncaptured(&self) -> Result<Option<Arc<Event>>> {
         not_forked("a stream")?;
@@ -149,8 +151,8 @@ impl Stream {
         call.record().map(|event| Some(Arc::new(event)))
     }
 
-    /// Has a later call of the crate `free` a block, when the stream is out of its capture and has
-    /// passed all that it was given. With an error, at once: then the stream may never say.
+    /// Defers `free` of a block to a later call of the crate, when the stream is out of its capture and has passed all
+    /// that it was given. After an error, `free` is called at once with it, since the stream may never say.
     #[doc(hidden)]
     pub fn free_block_later(&self, free: impl FnOnce(Result<()>) + Send + 'static) {
         match self.record_unless_capturing() {
@@ -163,8 +165,8 @@ impl Stream {
         }
     }
 
-    /// An event after all that the stream was given. `None` while it is in a capture: it may be ordered
-    /// after other work in the graph alone.
+    /// An event after all that the stream was given. `None` while it is in a capture, which may order the event after
+    /// other work in the graph alone.
     fn record_unless_capturing(&self) -> Result<Option<Event>> {
         let Some(call) = self.begin_call_unless_in_use()? else { return Ok(None) };
         if call.is_capturing()? { Ok(None) } else { call.record().map(Some) }
@@ -175,12 +177,12 @@ impl Stream {
         self.gate().wait_open_or_published();
     }
 
-    /// Whether the stream is recording a graph, or a capture on another thread has it. Never disturbs
-    /// it.
+    /// Whether the stream is recording a graph, or a capture on another thread has it. The question never disturbs the
+    /// capture.
     ///
     /// # Errors
     ///
-    /// Those of the driver call.
+    /// The errors of the driver call.
     #[track_caller]
     pub fn is_capturing(&self) -> Result<bool> {
         let _site = CallSite::enter();
@@ -191,11 +193,12 @@ impl Stream {
         self.begin_call_unless_in_use()?.map_or(Ok(true), |call| call.is_capturing())
     }
 
-    /// Whether the stream is in a capture that this thread, or nobody, declared. Waits for a short one on another thread.
+    /// Whether the stream is in a capture that this thread, or nobody, declared. Waits for a short capture on another
+    /// thread.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a longer one has it; those of the driver call.
+    /// [`ErrorKind::Capture`] while a longer capture has it, and the errors of the driver call.
     pub(crate) fn is_capturing_here(&self, patience: &Patience) -> Result<bool> {
         self.begin_call_within(patience)?.is_capturing()
     }

@@ -20,14 +20,14 @@ impl Device {
     /// std::thread::spawn(move || mine.synchronize());
     /// ```
     ///
-    /// [Synchronise](PerThreadStream::synchronize) it before its thread ends. With driver 580, on an H100 and an
-    /// H200, programs that had made and dropped many streams were seen to stop for good where a thread ended
-    /// with work on its own stream, inside of the driver; those that synchronised first were not. Streams of
+    /// [Synchronise](PerThreadStream::synchronize) it before its thread ends. With driver 580, on an H100 and an H200,
+    /// programs that had made and dropped many streams were seen to stop for good inside of the driver. That happened
+    /// if a thread ended with work on its own stream, and not if it had synchronised first. Streams of
     /// [`new_stream`](Device::new_stream) did not show it.
     ///
     /// # Errors
     ///
-    /// Those of the driver call.
+    /// The errors of the driver call.
     pub fn per_thread_stream(&self) -> Result<PerThreadStream> {
         let raw = self
             .driver()
@@ -39,7 +39,7 @@ impl Device {
 
 /// The default stream of the thread that asked for it.
 ///
-/// Neither `Send` nor `Sync`. From [`Device::per_thread_stream`].
+/// It is not `Send` and not `Sync`, and comes from [`Device::per_thread_stream`].
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec};
@@ -72,7 +72,7 @@ impl PerThreadStream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::wait`](crate::Stream::wait).
+    /// The errors of [`Stream::wait`](crate::Stream::wait).
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _site = CallSite::enter();
@@ -83,7 +83,7 @@ impl PerThreadStream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::synchronize`](crate::Stream::synchronize).
+    /// The errors of [`Stream::synchronize`](crate::Stream::synchronize).
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
@@ -92,7 +92,7 @@ impl PerThreadStream {
         call.synchronize()
     }
 
-    /// No other thread has the stream, and no declared capture.
+    /// Begins a call. No other thread has the stream, and no declared capture.
     pub(crate) fn begin_call(&self) -> StreamCall<'_> {
         StreamCall::without_gate(&self.device, self.raw)
     }

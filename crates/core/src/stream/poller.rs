@@ -8,20 +8,20 @@ use crate::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// How long the poller sleeps between two rounds of questions, at least.
+/// The least time that the poller sleeps between two rounds of questions.
 const ROUND: Duration = Duration::from_micros(50);
 
-/// And how many times as long as its questions took, so that a thousand futures do not keep a core busy.
+/// The sleep as a multiple of the time that its questions took, so that a thousand futures do not keep a core busy.
 const SLEEP_PER_ROUND: u32 = 4;
 
-/// How long at most, however long the driver kept it: a question may wait for another thread's call.
+/// The longest sleep, however long the driver kept the poller. A question may wait for another thread's call.
 const LONGEST: Duration = Duration::from_millis(2);
 
 /// An event that a future waits for, and the waker to call.
 pub(crate) struct Watched {
     event: Arc<Event>,
     waker: Mutex<Option<Waker>>,
-    /// The poller has it on its list.
+    /// Whether the poller has it on its list.
     listed: AtomicBool,
 }
 
@@ -35,8 +35,8 @@ impl Watched {
         &self.event
     }
 
-    /// What a future answers whose end is the event: what the device says of it, once that is not that
-    /// it is still to come.
+    /// The answer of a future that ends with the event. It is pending as long as the event is, and ready with any other
+    /// answer of the device.
     pub(crate) fn poll(self: &Arc<Self>, context: &Context<'_>) -> Poll<Result<bool>> {
         self.set_waker(context.waker());
         match self.event.is_complete() {
@@ -48,8 +48,8 @@ impl Watched {
         }
     }
 
-    /// Sets the waker to call from now on. To be called before the event is asked: a poller that finds
-    /// the event passed a moment later must know the waker of a future that found it pending.
+    /// Sets the waker to call from now on. Call it before the event is asked. A poller that finds the event passed a
+    /// moment later must know the waker of a future that found it pending.
     fn set_waker(&self, waker: &Waker) {
         let new = waker.clone();
         let old = self.waker.lock().replace(new);
@@ -57,7 +57,7 @@ impl Watched {
         catch_panic(|| drop(old));
     }
 
-    /// Has the poller watch the event, once at a time however often the future is polled.
+    /// Makes the poller watch the event, once at a time however often the future is polled.
     fn watch(self: &Arc<Self>) {
         // AcqRel: pairs with the poller's Release when it lets go, so that of the two one sees the
         // other: it wakes the newest waker, or it is sent the event again.
@@ -71,7 +71,8 @@ impl Watched {
         }
     }
 
-    /// Takes the event off the list first: a future that is polled from here on lists it again.
+    /// Wakes the future. Takes the event off the list first, so that a future that is polled from here on lists it
+    /// again.
     fn wake(&self) {
         self.listed.store(false, Ordering::Release);
         let waker = self.waker.lock().take();
@@ -83,15 +84,14 @@ impl Watched {
 }
 
 impl Drop for Watched {
-    /// On any thread: the poller has a handle, and so does the transfer, which may be about to return
-    /// its buffers.
+    /// Runs on any thread. The poller has a handle, and so does the transfer, which may be about to return its buffers.
     fn drop(&mut self) {
         let waker = self.waker.get_mut().take();
         catch_panic(|| drop(waker));
     }
 }
 
-/// Started by the first future that has to wait; `None` if there is no thread to be had.
+/// The poller's queue. The first future that has to wait starts the poller. `None` if there is no thread to be had.
 fn poller() -> Option<&'static Sender<Arc<Watched>>> {
     static POLLER: OnceLock<Option<Sender<Arc<Watched>>>> = OnceLock::new();
     POLLER

@@ -1,9 +1,7 @@
-//! Handles on a stream that pools hold: they count apart, so that a pool can tell when no user has
-//! its stream any more.
+//! Handles on a stream that pools hold. They count apart, so that a pool can tell when no user has its stream any more.
 //!
-//! There are two counts: of all handles, which a clone raises without a lock, and of the pools' handles
-//! among them. Read one after the other while they change, they would call a stream abandoned that has
-//! a user.
+//! One count is of all handles, which a clone raises without a lock. The other is of the pools' handles among them. If
+//! they were read one after the other while they change, they would call a stream abandoned that has a user.
 //!
 //! # State table
 //!
@@ -12,9 +10,9 @@
 //! | `all_handles` | by any clone; from 0, or by a look-up, under the table's lock | by any drop |
 //! | `pool_handles` | `clone_for_pool`: after its clone, under the table's lock | `drop_for_pool`: before its drop, under the same lock |
 //!
-//! - `INV-1`: under the table's lock, `pool_handles <= all_handles`, and every one beyond `pool_handles` is a user's.
-//! - `INV-2`: `is_abandoned` reads both under that lock, `all_handles` first: a user can come from a clone
-//!   of another user's handle, which is counted already, or from the table, which is locked.
+//! - `INV-1`. Under the table's lock, `pool_handles <= all_handles`, and every one beyond `pool_handles` is a user's.
+//! - `INV-2`. `is_abandoned` reads both under that lock, `all_handles` first. A user can come from a clone of another
+//!   user's handle, which is counted already, or from the table, which is locked.
 
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
@@ -23,14 +21,14 @@ use crate::sync::{AtomicUsize, Ordering};
 
 /// A counted handle that users and pools hold.
 pub trait PoolHandles: Clone {
-    /// Runs `condition` under the lock of the table from which handles come that are no clones. If it says
-    /// so, takes this one off the table, and says so too.
+    /// Runs `condition` under the lock of the table, from which all handles come that are no clones. If `condition`
+    /// holds, takes this one off the table. Returns the result of `condition`.
     fn lock_and_unregister_if(&self, condition: impl FnOnce() -> bool) -> bool;
 
-    /// How many handles there are.
+    /// The number of handles.
     fn all_handles(&self) -> usize;
 
-    /// How many of them are pools'.
+    /// The number of them that are pools'.
     fn pool_handles(&self) -> &AtomicUsize;
 
     /// A handle for a pool, to be dropped by [`drop_for_pool`](Self::drop_for_pool).

@@ -1,8 +1,8 @@
-//! What a device that follows pools is told in the order of a stream.
+//! Reports to a device that follows pools, in the order of a stream.
 //!
-//! It is no call that a gate refuses: nothing is asked of the driver, so no capture is disturbed, and what is freed by a
-//! thread that a gate refuses is told too. It keeps the stream's handle from being replaced: what is told of the former
-//! stream would lie behind what the latter one waits for.
+//! A report is no call that a gate refuses. It asks nothing of the driver, so it disturbs no capture. Memory that is
+//! freed by a thread that a gate refuses is reported, too. A report keeps the stream's handle from being replaced,
+//! since a report on the former stream would lie behind the point that the latter one waits for.
 
 use super::handle::Stream;
 use crate::debug_log::defer_events;

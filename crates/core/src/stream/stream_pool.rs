@@ -6,11 +6,11 @@ use crate::error::{Result, ensure};
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
 
-/// Streams of one device, made once and handed out in turn: RMM's `cuda_stream_pool`.
+/// Streams of one device, made once and handed out in turn, like RMM's `cuda_stream_pool`.
 ///
-/// A handle: clones are the same pool, and take their turns together. It may be used from any thread.
-/// A [`Stream`] that was cloned out of it lives on when the pool is gone. RMM's hands out views, which
-/// dangle then, and makes its streams on whichever device is current.
+/// It is a handle, whose clones are the same pool and take their turns together. It may be used from any thread. A
+/// [`Stream`] that was cloned out of it lives on when the pool is gone. RMM's pool hands out views, which dangle then,
+/// and makes its streams on whichever device is current.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, stream::StreamPool};
@@ -34,16 +34,16 @@ pub struct StreamPool {
 #[derive(Debug)]
 struct StreamPoolInner {
     device: Device,
-    /// At least one.
+    /// The streams, at least one.
     streams: Box<[Stream]>,
     next: AtomicUsize,
 }
 
 impl StreamPool {
-    /// The number of streams when none is asked: 16, as in RMM.
+    /// The number of streams of [`new`](Self::new), which is 16 as in RMM.
     pub const DEFAULT_SIZE: usize = 16;
 
-    /// The most streams of a pool: as many as a pool of memory can tell apart.
+    /// The largest number of streams of a pool. A pool of memory can tell as many apart.
     pub const MAXIMUM_SIZE: usize = 65_534;
 
     /// A pool of [`DEFAULT_SIZE`](Self::DEFAULT_SIZE) streams of `device`. None of them waits for the
@@ -51,17 +51,18 @@ impl StreamPool {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::new_stream`].
+    /// The errors of [`Device::new_stream`].
     pub fn new(device: &Device) -> Result<Self> {
         Self::with_size(device, Self::DEFAULT_SIZE)
     }
 
-    /// A pool of `size` streams of `device`, as [`new`](Self::new).
+    /// A pool of `size` streams of `device`, like that of [`new`](Self::new).
     ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `size` is 0 or above
-    /// [`MAXIMUM_SIZE`](Self::MAXIMUM_SIZE); those of [`Device::new_stream`], and then the streams that were made before are gone again.
+    /// [`MAXIMUM_SIZE`](Self::MAXIMUM_SIZE), and the errors of [`Device::new_stream`]. The streams that were made
+    /// before are gone again then.
     pub fn with_size(device: &Device, size: usize) -> Result<Self> {
         ensure!(
             size > 0,
@@ -87,7 +88,7 @@ impl StreamPool {
         self.get(self.inner.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The stream of a number, which wraps around: `get(len())` is `get(0)`. Takes no turn.
+    /// The stream of a number, which wraps around. So `get(len())` is `get(0)`. The call takes no turn.
     pub fn get(&self, number: usize) -> &Stream {
         &self.inner.streams[number % self.inner.streams.len()]
     }

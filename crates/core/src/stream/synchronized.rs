@@ -13,11 +13,11 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// A wait for a point of a stream that blocks no thread: one thread of the process asks the device,
-/// from the first future that has to wait on.
+/// A wait for a point of a stream that blocks no thread. One thread of the process asks the device, from the first
+/// future that has to wait on.
 ///
-/// From [`Stream::synchronize_async`], or an [`Event`] that is awaited. It may be dropped at any time,
-/// which changes nothing for the stream, and polled after its end, which it repeats.
+/// It comes from [`Stream::synchronize_async`], or from an [`Event`] that is awaited. It may be dropped at any time,
+/// which changes nothing for the stream. Polled after its end, it repeats its result.
 ///
 /// ```
 /// use aquifer::{Device, DeviceVec, Result};
@@ -47,7 +47,7 @@ use std::task::{Context, Poll};
 /// ```
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Synchronized {
-    /// The event to wait for, or why there is none.
+    /// The event to wait for, or the reason why there is none.
     event: Result<Arc<Watched>>,
 }
 
@@ -74,11 +74,11 @@ impl Future for Synchronized {
 
 debug_struct!(Synchronized { .. });
 
-/// Resolves when the device has passed the event.
+/// The future resolves when the device has passed the event.
 ///
 /// # Errors
 ///
-/// As [`Event::synchronize`].
+/// The errors of [`Event::synchronize`].
 impl IntoFuture for Event {
     type Output = Result<()>;
     type IntoFuture = Synchronized;
@@ -89,12 +89,12 @@ impl IntoFuture for Event {
 }
 
 impl Stream {
-    /// Resolves when the stream has done all it was given before this call: [`synchronize`](Self::synchronize)
-    /// for tasks, which blocks no thread.
+    /// Returns a future that resolves when the stream has done all it was given before this call. It is
+    /// [`synchronize`](Self::synchronize) for tasks, and blocks no thread.
     ///
     /// # Errors
     ///
-    /// The future's: as [`synchronize`](Self::synchronize), and
+    /// The future has the errors of [`synchronize`](Self::synchronize), and
     /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a capture on another thread has the stream.
     #[track_caller]
     pub fn synchronize_async(&self) -> Synchronized {

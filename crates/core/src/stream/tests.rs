@@ -3,8 +3,8 @@ use crate::device::Device;
 use crate::sim::SimConfig;
 use crate::sync::trusted::{AtomicBool, Ordering};
 
-/// Pools that come and go count their handles in and out; a pool that asks meanwhile must not take one
-/// of theirs for the user's.
+/// Pools that come and go count their handles in and out. A pool that asks meanwhile must not take one of theirs for
+/// the user's.
 #[test]
 fn a_stream_that_its_user_holds_is_never_abandoned() {
     let device = Device::simulated(SimConfig::default());

@@ -1,4 +1,4 @@
-//! The copies themselves, as every form of transfer enqueues them.
+//! The calls that enqueue a copy, for every form of transfer.
 
 use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
 use crate::driver::{ErrorContext, RawCopy};
@@ -11,7 +11,7 @@ pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
     same_number(target, source, "element")
 }
 
-/// An error unless a copy has as many of `noun` on both sides.
+/// Returns an error unless a copy has as many of `noun` on both sides.
 pub(crate) fn same_number(target: usize, source: usize, noun: &'static str) -> Result<()> {
     let advice = "copy between ranges of one length; of a host vector, its length counts";
     ensure!(

@@ -1,8 +1,8 @@
 //! Copies between host and device, and between devices.
 //!
-//! Three forms, sound whatever is forgotten, dropped early or unwound: *owned* ([`Transfer`]),
-//! *scoped* ([`Stream::scope`](crate::Stream::scope)) and *blocking*
-//! ([`DeviceVec::copy_from_slice`](crate::DeviceVec::copy_from_slice) and its kin).
+//! Copies have three forms, which are *owned* ([`Transfer`]), *scoped* ([`Stream::scope`](crate::Stream::scope))
+//! and *blocking* ([`DeviceVec::copy_from_slice`](crate::DeviceVec::copy_from_slice) and its kin). Each is sound
+//! whatever is forgotten, dropped early or unwound.
 
 pub(crate) mod between_devices;
 pub(crate) mod blocking;

@@ -19,13 +19,13 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
 
-/// A copy that runs while the host goes on. It owns both buffers, and gives them back when it is
-/// complete: from [`wait`](Self::wait), or by `.await`.
+/// A copy that runs while the host goes on. It owns both buffers. [`wait`](Self::wait) or `.await` gives them back when
+/// the copy is complete.
 ///
-/// Dropped early, it leaves the buffers with the event that ends the copy, and no thread blocks. They are freed
-/// when the device is past the copy and a transfer, a synchronisation, a pool's trim, or an allocation that would
-/// have no memory otherwise looks for them: [the guide's page on tasks](crate::guide::tasks). Forgotten, it leaks
-/// them. In both cases the device never touches memory of another owner.
+/// An early drop leaves the buffers with the event that ends the copy, and no thread blocks. They are freed when the
+/// device is past the copy and a later call looks for them. Such a call is a transfer, a synchronisation, a pool's
+/// trim, or an allocation that would have no memory otherwise ([the guide's page on tasks](crate::guide::tasks)). A
+/// transfer that is forgotten leaks them. In both cases the device never touches memory of another owner.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -49,16 +49,16 @@ pub struct Transfer<B: HostBuffer> {
 }
 
 struct InFlight<B: HostBuffer> {
-    /// Not touched as a `B` while the device may write behind it: a `Box` or `Vec` that moves is a
-    /// promise that nothing else does.
+    /// The buffer, which is not touched as a `B` while the device may write behind it. A move of a `Box` or `Vec`
+    /// promises that nothing else writes its memory.
     host: MaybeUninit<B>,
     device: DeviceVec<B::Item>,
     event: End,
-    /// What the device does with the host's buffer.
+    /// The device's access to the host's buffer.
     access: HostAccess,
 }
 
-/// The event that ends a copy: the transfer's own until a future has to be woken for it.
+/// The event that ends a copy. It is the transfer's own until a future has to be woken for it.
 enum End {
     Own(Event),
     Watched(Arc<Watched>),
@@ -87,12 +87,12 @@ impl End {
     }
 }
 
-/// A transfer that failed: why, and the buffers if they can be given back.
+/// The error of a transfer, with the buffers if they can be given back.
 ///
-/// They cannot where the device may still write the host's buffer, with no way to tell when it stops:
-/// then both are leaked.
+/// They cannot if the device may still write the host's buffer, with no way to tell when it stops. Both are leaked
+/// then.
 pub struct TransferError<B: HostBuffer> {
-    /// What went wrong.
+    /// The reason.
     pub error: Error,
     /// The host's buffer and the device's.
     pub buffers: Option<Box<(B, DeviceVec<B::Item>)>>,
@@ -108,16 +108,15 @@ error_with_value!(
 impl Stream {
     /// Copies `host` to `device`, of the same length, on this stream, and returns at once.
     ///
-    /// Asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
-    /// [`Registered`](crate::pinned::Registered)); the driver stages other memory itself, more slowly, and may block the
-    /// host meanwhile.
+    /// The copy is asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
+    /// [`Registered`](crate::pinned::Registered)). The driver stages other memory itself, more slowly, and may block
+    /// the host meanwhile.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch),
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice),
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and those of the driver. The buffers come
-    /// back in the error.
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice), [`ErrorKind::Capture`](crate::ErrorKind::Capture),
+    /// and the errors of the driver. The buffers come back in the error.
     #[track_caller]
     pub fn upload<B: HostBuffer>(
         &self,
@@ -128,12 +127,12 @@ impl Stream {
         begin(self, (host, ..), (device, ..), HostAccess::Read)
     }
 
-    /// Copies `host` to a new vector at home on this stream, from the device's current resource, and
-    /// returns at once. Of memory that is not page-locked, [`upload`](Self::upload) tells.
+    /// Copies `host` to a new vector at home on this stream, from the device's current resource, and returns at once.
+    /// [`upload`](Self::upload) says what happens with memory that is not page-locked.
     ///
     /// # Errors
     ///
-    /// As [`upload`](Self::upload), and those of the allocation; `host` is dropped then.
+    /// The errors of [`upload`](Self::upload), and those of the allocation, which drops `host`.
     #[track_caller]
     pub fn upload_new<B: HostBuffer>(&self, mut host: B) -> Result<Transfer<B>> {
         let _site = CallSite::enter();
@@ -143,13 +142,12 @@ impl Stream {
         Ok(self.upload(host, device)?)
     }
 
-    /// Copies `device` to `host`, of the same length, on this stream, and returns at once where the
-    /// host's memory is page-locked. Into other memory CUDA copies before it returns: this blocks until the stream
-    /// has come so far.
+    /// Copies `device` to `host`, of the same length, on this stream. It returns at once if the host's memory is
+    /// page-locked. CUDA copies into other memory before it returns, which blocks until the stream has come so far.
     ///
     /// # Errors
     ///
-    /// As [`upload`](Self::upload).
+    /// The errors of [`upload`](Self::upload).
     #[track_caller]
     pub fn download<B: HostBuffer>(
         &self,
@@ -220,8 +218,8 @@ pub(super) fn begin<B: HostBuffer>(
     Ok(Transfer { in_flight: Some(InFlight { host, device, event: End::Own(event), access }) })
 }
 
-/// The error with the buffers, or, where they may not go back by the device's `access` to the host's,
-/// without them: then they are leaked.
+/// The error with the buffers, if they may go back by the device's `access` to the host's. Otherwise the buffers are
+/// leaked.
 fn failed<B: HostBuffer>(
     stream: &Stream,
     error: Error,
@@ -250,7 +248,7 @@ impl<B: HostBuffer> Transfer<B> {
     ///
     /// # Errors
     ///
-    /// Those of asking the device: earlier work on it failed.
+    /// The errors of asking the device, on which earlier work failed.
     pub fn is_complete(&self) -> Result<bool> {
         let asked = |in_flight: &InFlight<B>| in_flight.event.event().is_complete();
         self.in_flight.as_ref().map_or(Ok(true), asked)
@@ -260,9 +258,9 @@ impl<B: HostBuffer> Transfer<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if the copy, or work before it,
-    /// failed; [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if the simulated device reports it.
-    /// The error has the buffers unless the device may still write the host's.
+    /// [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if the copy, or work before it, failed, and
+    /// [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if the simulated device reports it. The error has the
+    /// buffers unless the device may still write the host's.
     #[track_caller]
     pub fn wait(mut self) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
         let _site = CallSite::enter();
@@ -318,8 +316,8 @@ fn defer_drop<B: HostBuffer>(
     });
 }
 
-/// Resolves to the buffers. It does not block a thread: one thread of the process asks the device,
-/// from the first future that is polled on.
+/// The future resolves to the buffers and does not block a thread. One thread of the process asks the device, from the
+/// first future that is polled on.
 impl<B: HostBuffer> Future for Transfer<B> {
     type Output = Result<(B, DeviceVec<B::Item>), TransferError<B>>;
 
@@ -352,8 +350,8 @@ impl<B: HostBuffer> fmt::Debug for Transfer<B> {
 }
 
 impl<T: bytemuck::Pod + Send> DeviceVec<T> {
-    /// A vector with the contents of `host`, which is freed when the copy is complete. Returns at
-    /// once. Of memory that is not page-locked, [`Stream::upload`] tells.
+    /// A vector with the contents of `host`, which is freed when the copy is complete. It returns at once.
+    /// [`Stream::upload`] says what happens with memory that is not page-locked.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};
@@ -366,7 +364,7 @@ impl<T: bytemuck::Pod + Send> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`with_capacity`](Self::with_capacity), and those of the copy.
+    /// The errors of [`with_capacity`](Self::with_capacity), and those of the copy.
     #[track_caller]
     pub fn from_vec(stream: &Stream, host: impl HostBuffer<Item = T>) -> Result<Self> {
         let _site = CallSite::enter();

@@ -9,15 +9,15 @@ use crate::stream::Stream;
 use std::ops::RangeBounds;
 
 impl Stream {
-    /// Copies the elements `host_range` of `host` to the elements `device_range` of `device`, as many, on
-    /// this stream, and returns at once. As [`upload`](Self::upload), the transfer has both buffers whole.
+    /// Copies the elements `host_range` of `host` to the elements `device_range` of `device`, as many, on this stream,
+    /// and returns at once. The transfer has both buffers whole, as that of [`upload`](Self::upload).
     ///
-    /// Asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
-    /// [`Registered`](crate::pinned::Registered)); the driver stages other memory itself, more slowly, and may block the
-    /// host meanwhile.
+    /// The copy is asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
+    /// [`Registered`](crate::pinned::Registered)). The driver stages other memory itself, more slowly, and may block
+    /// the host meanwhile.
     ///
-    /// To have several parts of one buffer on the way at once, make owners of the parts:
-    /// [`HostChunk`](crate::pinned::HostChunk), [`DeviceVec::into_chunks`].
+    /// To copy several parts of one buffer at once, make owners of the parts by [`HostChunk`](crate::pinned::HostChunk)
+    /// and [`DeviceVec::into_chunks`].
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};
@@ -33,8 +33,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfBounds`](crate::ErrorKind::OutOfBounds) if a range does not lie in its buffer,
-    /// and as [`upload`](Self::upload). The buffers come back in the error.
+    /// [`ErrorKind::OutOfBounds`](crate::ErrorKind::OutOfBounds) if a range does not lie in its buffer, and the errors
+    /// of [`upload`](Self::upload). The buffers come back in the error.
     #[track_caller]
     pub fn upload_range<B: HostBuffer>(
         &self,
@@ -47,14 +47,14 @@ impl Stream {
         begin(self, (host, host_range), (device, device_range), HostAccess::Read)
     }
 
-    /// Copies the elements `device_range` of `device` to the elements `host_range` of `host`, as many, on
-    /// this stream, and returns at once where the host's memory is page-locked. Into other memory CUDA copies
-    /// before it returns: this blocks until the stream has come so far. The transfer has both buffers whole, as
-    /// that of [`upload_range`](Self::upload_range).
+    /// Copies the elements `device_range` of `device` to the elements `host_range` of `host`, as many, on this stream.
+    /// It returns at once if the host's memory is page-locked. CUDA copies into other memory before it returns, which
+    /// blocks until the stream has come so far. The transfer has both buffers whole, as that of
+    /// [`upload_range`](Self::upload_range).
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`upload_range`](Self::upload_range).
     #[track_caller]
     pub fn download_range<B: HostBuffer>(
         &self,

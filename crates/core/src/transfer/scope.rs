@@ -16,21 +16,21 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
-/// Inside [`Stream::scope`]: copies of host memory that is borrowed until the scope ends.
+/// A scope of [`Stream::scope`], for copies of host memory that is borrowed until the scope ends.
 pub struct Scope<'scope, 'env: 'scope> {
     stream: &'env Stream,
     /// How the device may use the borrowed host memory until the stream has passed.
     access: Cell<HostAccess>,
-    /// Invariant, as in `std::thread::Scope`: the scope can be neither longer nor shorter.
+    /// The lifetime is invariant, as in `std::thread::Scope`. So the scope can be neither longer nor shorter.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
 
 impl Stream {
-    /// Runs `body`, in which copies and kernels on this stream can borrow host memory, and waits for
-    /// the stream when it ends or unwinds. Shaped like [`std::thread::scope`].
+    /// Runs `body`, in which copies and kernels on this stream can borrow host memory. Waits for the stream when `body`
+    /// ends or unwinds, as [`std::thread::scope`] does for its threads.
     ///
-    /// Host slices are borrowed until the scope ends, device memory only for each call: stream order
+    /// Host slices are borrowed until the scope ends. Device memory is borrowed for each call alone, since stream order
     /// protects it.
     ///
     /// ```
@@ -48,8 +48,8 @@ impl Stream {
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     ///
-    /// What is borrowed must outlive the scope. This does not compile, since the array ends before the scope
-    /// waits for the copy of it:
+    /// Borrowed memory must outlive the scope. This does not compile, since the array ends before the scope waits for
+    /// the copy of it:
     ///
     /// ```compile_fail
     /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
@@ -62,14 +62,15 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) on a stream in capture, where `body` is not
-    /// run; the body's, or else those of waiting.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) on a stream in capture, and `body` is not run. Otherwise the
+    /// error of `body`, or else that of waiting.
     ///
     /// # Aborts
     ///
-    /// If waiting fails and the device cannot be proven to have stopped using borrowed memory: after a
-    /// kernel has faulted on one stream, copies of others go on writing page-locked memory; and a
-    /// stream in a capture that Aquifer was not told of, begun inside the scope, cannot be waited for.
+    /// If waiting fails and the device cannot be proven to have stopped using borrowed memory. Two cases are known:
+    ///
+    /// - A kernel has faulted on one stream, and copies of other streams go on writing page-locked memory.
+    /// - The stream is in a capture that Aquifer was not told of, begun inside the scope, and cannot be waited for.
     #[track_caller]
     pub fn scope<'env, R, F>(&'env self, body: F) -> Result<R>
     where
@@ -78,15 +79,15 @@ impl Stream {
         self.try_scope(body)
     }
 
-    /// As [`scope`](Self::scope), with an error of the caller's own.
+    /// Like [`scope`](Self::scope), with an error of the caller's own.
     ///
     /// # Errors
     ///
-    /// The body's, or else those of waiting.
+    /// The error of `body`, or else that of waiting.
     ///
     /// # Aborts
     ///
-    /// As [`scope`](Self::scope).
+    /// In the cases of [`scope`](Self::scope).
     #[track_caller]
     pub fn try_scope<'env, R, E, F>(&'env self, body: F) -> Result<R, E>
     where
@@ -127,8 +128,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     ///
     /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch),
-    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice),
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and those of the driver.
+    /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice), [`ErrorKind::Capture`](crate::ErrorKind::Capture),
+    /// and the errors of the driver.
     #[track_caller]
     pub fn upload<T: Pod>(
         &'scope self,
@@ -150,7 +151,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// # Errors
     ///
-    /// As [`upload`](Self::upload).
+    /// The errors of [`upload`](Self::upload).
     #[track_caller]
     pub fn download<T: Pod>(
         &'scope self,
@@ -168,12 +169,12 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Ok(())
     }
 
-    /// Makes mapped host memory a kernel argument to read: kernels reach it where it lies. The host
-    /// may read it too meanwhile. A slice without elements has the address 0, wherever it lies.
+    /// Makes mapped host memory a kernel argument to read, which kernels reach without a copy. The host may read it too
+    /// meanwhile. A slice without elements has the address 0, wherever it lies.
     ///
     /// # Errors
     ///
-    /// As [`MappedAlloc::device_address`](crate::MappedAlloc::device_address) for a slice with elements, and
+    /// The errors of [`MappedAlloc::device_address`](crate::MappedAlloc::device_address) for a slice with elements, and
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice).
     pub fn map<T: Pod>(&'scope self, host: &'scope [T]) -> Result<Mapped<'scope, T>> {
         let address = self.address(NonNull::from(host), HostAccess::Read)?;
@@ -200,7 +201,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map).
+    /// The errors of [`map`](Self::map).
     pub fn map_mut<T: Pod>(&'scope self, host: &'scope mut [T]) -> Result<MappedMut<'scope, T>> {
         let length = host.len();
         let address = self.address(NonNull::from(host), HostAccess::Write)?;
@@ -292,7 +293,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// As [`mapped_input`](Self::mapped_input).
+    /// The errors of [`mapped_input`](Self::mapped_input).
     pub fn mapped_in_out<T: Pod>(self, data: &'a mut MappedMut<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
         Ok(self.host(data.address, data.size_in_bytes(), Access::ReadWrite))

@@ -23,9 +23,9 @@ impl HostAccess {
     }
 }
 
-/// Whether a copy of borrowed memory may outlive its call, so that only a wait ends it: it is
-/// page-locked at either end. (Memory that is page-locked in its middle alone would pass as
-/// pageable; nothing in this crate locks a part of what it does not own.)
+/// Whether a copy of borrowed memory may outlive its call, so that only a wait ends it. It may if the memory is
+/// page-locked at either end. (Memory that is page-locked in its middle alone would pass as pageable, but nothing in
+/// this crate locks a part of memory that it does not own.)
 pub(super) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
     let driver = stream.device().driver();
     let bytes = target.as_ptr_range();
@@ -35,13 +35,13 @@ pub(super) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
             || driver.is_page_locked(bytes.end.cast::<u8>().wrapping_sub(1)))
 }
 
-/// Waits until `stream` has done all it was given. A failure is returned only if the borrowed memory
-/// may go back to its owner, by the device's `access` to it, which is asked then. Else the process
-/// ends: the owner is about to use the memory again.
+/// Waits until `stream` has done all it was given. A failure is returned only if the borrowed memory may go back to its
+/// owner, by the device's `access` to it, which is asked then. Otherwise the process is aborted, since the owner is
+/// about to use the memory again.
 ///
-/// The one abort of the crate. It is no mere caution: on an H200 with driver 580, a kernel that
-/// faults on one stream makes every later call fail while the copies of other streams go on
-/// writing, 10 of 10 times, for as long as any are queued.
+/// No other function of this crate aborts. The abort is no mere caution. On an H200 with driver 580, a kernel that
+/// faults on one stream makes every later call fail, while the copies of other streams go on writing. That was seen 10
+/// of 10 times, for as long as any copies are queued.
 pub(super) fn synchronize_or_abort(
     stream: &Stream,
     access: impl FnOnce() -> HostAccess,
@@ -58,8 +58,8 @@ pub(super) fn synchronize_or_abort(
     waited
 }
 
-/// Whether memory may go back to its owner though waiting for the device failed: the device has
-/// surely stopped, or a GPU only reads, for a context that is dead and whose results are lost.
+/// Whether memory may go back to its owner though waiting for the device failed. It may if the device has surely
+/// stopped, or if a GPU only reads for a dead context, whose results are lost.
 pub(super) fn may_return(stream: &Stream, error: &Error, access: HostAccess) -> bool {
     match access {
         HostAccess::None => true,
@@ -77,7 +77,7 @@ pub(super) fn may_return(stream: &Stream, error: &Error, access: HostAccess) -> 
 }
 
 fn abort(stream: &Stream, error: &Error) -> ! {
-    /// Even if saying why panics: a closed pipe, a subscriber's fault.
+    /// Aborts also if a closed pipe or a subscriber's fault makes the report panic.
     struct Abort;
     impl Drop for Abort {
         fn drop(&mut self) {

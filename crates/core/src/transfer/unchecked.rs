@@ -1,4 +1,4 @@
-//! Copies that neither wait nor own: the caller keeps the order.
+//! Copies that neither wait nor own their memory. The caller keeps the order.
 
 use super::enqueue::{to_device, to_host};
 use crate::container::DeviceVec;
@@ -13,7 +13,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch),
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and those of the driver.
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture), and the errors of the driver.
     ///
     /// # Safety
     ///
@@ -31,7 +31,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`copy_from_slice_async`](Self::copy_from_slice_async).
+    /// The errors of [`copy_from_slice_async`](Self::copy_from_slice_async).
     ///
     /// # Safety
     ///

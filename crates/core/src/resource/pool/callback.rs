@@ -8,7 +8,7 @@ use crate::resource::device_resource::DeviceResource;
 use crate::resource::failure::{Callback, Failure, OnFailure, asks_for_retry};
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
-    /// Has the pool ask this callback from now on.
+    /// Makes the pool ask this callback from now on.
     pub(super) fn set_callback(&self, OnFailure(callback): OnFailure) {
         // The pool has it, which it must not keep.
         let pool = self.pool.downgrade();
@@ -32,8 +32,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         }
     }
 
-    /// Bytes that are free in this pool, in others of its device and on the device, and the maximum: whatever a callback
-    /// does for the pool makes them more.
+    /// The sum of the bytes that are free in this pool, in others of its device and on the device, and of the maximum.
+    /// A callback that helps the pool raises this sum.
     fn free_anywhere(&self) -> u128 {
         let device = self.device().memory_info().map_or(0, |info| info.free);
         let own = [self.pool.stats().free, self.pool.settings().limits.maximum()];

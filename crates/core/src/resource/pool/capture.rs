@@ -1,4 +1,4 @@
-//! `Stream::capture`.
+//! The method `Stream::capture`.
 
 use super::handle::PoolHandle;
 use super::{Asked, PoolResource};
@@ -11,48 +11,43 @@ use crate::stream::capture::Recording;
 use crate::stream::{Graph, Stream, deferred};
 
 impl Stream {
-    /// Records what `body` gives this stream into a [`Graph`] instead of running it, and declares
-    /// that to `pool`, so that vectors may be made and dropped on the stream meanwhile.
+    /// Records the work that `body` gives this stream into a [`Graph`] instead of running it. It declares the capture
+    /// to `pool`, so that vectors may be made and dropped on the stream meanwhile.
     ///
-    /// Vectors that `body` makes on this stream in `pool` live in memory that the graph keeps: each
-    /// launch finds it as it was recorded, whether the vector was dropped or not, and whatever the
-    /// pool serves to others between launches. Vectors of the pool that are dropped on this stream
-    /// meanwhile are kept for the graph, too. When the graph is dropped, memory without a user is free
-    /// again, in the order of this stream, which waits for the launches; a vector that outlives
-    /// the graph is an ordinary one.
+    /// Vectors that `body` makes on this stream in `pool` live in memory that the graph keeps. Each launch finds it as
+    /// it was recorded, whether the vector was dropped or not, and whatever the pool serves to others between launches.
+    /// Vectors of the pool that are dropped on this stream meanwhile are kept for the graph, too. When the graph is
+    /// dropped, memory without a user is free again, in the order of this stream, which waits for the launches. A
+    /// vector that outlives the graph is an ordinary one.
     ///
-    /// The pool serves the capture with what this stream had freed before it and with memory that
-    /// the device is done with, and grows where there is none: neither ever waits in the graph.
-    /// Other threads may go on to use the pool on other streams.
+    /// The pool serves the capture with memory that this stream had freed before it, and with memory that the device is
+    /// done with. It grows if there is none, since neither ever waits in the graph. Other threads may go on to use the
+    /// pool on other streams.
     ///
-    /// CUDA lets no second thread near the streams of a capture. So the capture has this stream, and
-    /// those that join it by waiting for it, to itself. A call of another thread on one of them waits for the
-    /// capture's end, for 4 milliseconds at most, and is an error of kind [`ErrorKind::Capture`] after that: the
-    /// capture's body may wait for that thread. What another thread drops
-    /// that such a stream has to free is freed later. The capture begins when the calls that other
-    /// threads are making on the stream have returned; where one of them waits for the stream for longer than
-    /// that, or copies host memory on it, there is no capture but the same error. Threads that capture and threads that
-    /// call in loops take turns. At the end each of its streams
-    /// waits for the others, so that what was ordered in the graph is ordered outside of it, too.
+    /// CUDA lets no second thread near the streams of a capture. So the capture has this stream, and those that join it
+    /// by waiting for it, to itself. A call of another thread on one of them waits for the capture's end, for 4
+    /// milliseconds at most. After that it is an error of kind [`ErrorKind::Capture`], since the capture's body may
+    /// wait for that thread. If another thread drops a value that such a stream has to free, it is freed later. The
+    /// capture begins when the calls that other threads are making on the stream have returned. If one of them waits
+    /// for the stream for longer than that, or copies host memory on it, there is no capture but the same error.
+    /// Threads that capture and threads that call in loops take turns. At the end each of the capture's streams waits
+    /// for the others, so that work that was ordered in the graph is ordered outside of it, too.
     ///
-    /// What to keep in mind:
-    /// - Nothing that is recorded has run. A vector that was made by
-    ///   [`zeroed`](crate::DeviceVec::zeroed) in a capture has contents once the graph was launched;
-    ///   read before, it gives whatever bytes were there, which the simulated device reports as
-    ///   [`ErrorKind::Simulation`] where they were never written.
-    /// - The capture is declared for this stream and this pool. A stream that joins may use its
-    ///   vectors; make and drop them on this stream. Another pool,
-    ///   asked for memory on this stream, refuses where it would have to wait
+    /// Keep in mind:
+    /// - Nothing that is recorded has run. A vector that was made by [`zeroed`](crate::DeviceVec::zeroed) in a capture
+    ///   has contents once the graph was launched. Read before, it gives whatever bytes were there. The simulated
+    ///   device reports such a read as [`ErrorKind::Simulation`] if they were never written.
+    /// - The capture is declared for this stream and this pool. A stream that joins may use its vectors. Make and drop
+    ///   them on this stream. Another pool that is asked for memory on this stream refuses if it would have to wait
     ///   ([`ErrorKind::Capture`]).
-    /// - A vector with elements does not move in a capture ([`ErrorKind::Capture`]): its copy would run at a launch, and
-    ///   the vector has its new block at once. It may grow [in place](crate::DeviceVec::growth).
-    /// - A wait for what lies outside of the capture, as of a vector that another stream used before, is made by each launch
+    /// - A vector with elements does not move in a capture ([`ErrorKind::Capture`]), since its copy would run at a
+    ///   launch, and the vector has its new block at once. It may grow [in place](crate::DeviceVec::growth).
+    /// - A wait for work outside of the capture, as of a vector that another stream used before, is made by each launch
     ///   of the graph, and by the capture's streams when it has ended.
-    /// - The graph keeps memory of this pool alone. A vector of another resource that is made in the capture is
-    ///   freed there, or after it, as that resource frees: such a vector has to live as long as the graph is
-    ///   launched, too.
-    /// - Vectors that were there before the capture have to live as long as the graph is launched:
-    ///   that is part of the contract of [`Graph::launch`].
+    /// - The graph keeps memory of this pool alone. A vector of another resource that is made in the capture is freed
+    ///   there, or after it, as that resource frees. Such a vector has to live as long as the graph is launched, too.
+    /// - Vectors that were there before the capture have to live as long as the graph is launched. That is part of the
+    ///   contract of [`Graph::launch`].
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, PoolResource};
@@ -83,12 +78,15 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// That of `body`. [`ErrorKind::Capture`] if the stream is in capture already or is the default
-    /// stream, or if something in `body` invalidated the capture. A stream that joined and was given
-    /// work has to be waited for at the end, else the same; [`ErrorKind::WrongDevice`] for a pool on
-    /// another device; [`ErrorKind::Forked`] in the child of a fork; those of the driver calls. In each
-    /// case, and if `body` unwinds, the stream is out of capture, there is no graph, and what was kept
-    /// for it is free.
+    /// - The error of `body`.
+    /// - [`ErrorKind::Capture`] if the stream is in capture already or is the default stream, or if something in `body`
+    ///   invalidated the capture. The same if a stream that joined and was given work is not waited for at the end.
+    /// - [`ErrorKind::WrongDevice`] for a pool on another device.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
+    /// - The errors of the driver calls.
+    ///
+    /// In each case, and if `body` unwinds, the stream is out of capture, there is no graph, and all that was kept for
+    /// it is free.
     #[track_caller]
     pub fn capture<U, R>(
         &self,

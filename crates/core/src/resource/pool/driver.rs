@@ -1,4 +1,4 @@
-//! The driver under a pool: the resource that it takes memory from, with its streams and events.
+//! The driver under a pool, which is the resource that it takes memory from, with its streams and events.
 
 use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 type CallBack = Box<dyn Fn(Unserved<'_, Error>) -> Retry + Send + Sync>;
 
-/// What calls the user's callback, with what it sees of the pool. Without one the pool asks nobody.
+/// The function that calls the user's callback, with the pool's facts. Without one the pool asks nobody.
 #[derive(Default)]
 pub(super) struct PoolCallback(OnceLock<CallBack>);
 
@@ -47,15 +47,15 @@ impl PoolCallback {
 /// The upstream resource, and the streams and events of its device.
 pub(super) struct PoolDriver<U> {
     pub(super) resource: U,
-    /// Of every block of upstream.
+    /// The alignment of every block of upstream.
     alignment: usize,
-    /// For errors.
+    /// The owner, for errors.
     pub(super) owner: PoolOwner,
     /// A stream of the pool's own, for memory that is to be complete.
     own_stream: Mutex<Option<Stream>>,
     device_lost: AtomicBool,
     has_threshold: AtomicBool,
-    /// The user's.
+    /// The user's callback.
     pub(super) callback: PoolCallback,
     /// `Some` if the pool maps its memory, handle by handle, and takes no block of the resource.
     pub(super) memory: Option<VirtualMemory>,
@@ -84,7 +84,7 @@ impl<U: DeviceResource> PoolDriver<U> {
         }
     }
 
-    /// Whether this is the first error of a lost device: all later calls fail as well.
+    /// Whether this is the first error of a lost device, since all later calls fail as well.
     pub(super) fn is_first_loss(&self) -> bool {
         // Relaxed: the flag publishes nothing else.
         !self.device_lost.swap(true, Ordering::Relaxed)
@@ -105,8 +105,8 @@ impl<U: DeviceResource> PoolDriver<U> {
         Ok(stream)
     }
 
-    /// Waits for the frees on the pool's own stream, which has no other work: a trim of the driver's pool below leaves
-    /// what was freed on a stream until the program has waited for that stream.
+    /// Waits for the frees on the pool's own stream, which has no other work. A trim of the driver's pool below leaves
+    /// memory that was freed on a stream until the program has waited for that stream.
     pub(super) fn wait_for_returns(&self) {
         let own_stream = self.own_stream.lock().clone();
         if let Some(stream) = own_stream {
@@ -117,7 +117,7 @@ impl<U: DeviceResource> PoolDriver<U> {
 }
 
 impl<U: DeviceResource + 'static> PoolDriver<U> {
-    /// Of a pool whose memory is mapped.
+    /// The memory of a pool whose memory is mapped.
     fn memory(&self) -> Result<VirtualMemory> {
         let new = || VirtualMemory::new(self.resource.device());
         self.memory.clone().map_or_else(new, Ok)
@@ -232,7 +232,7 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
 
 /// # Safety
 ///
-/// What is there was a pool's, which has ended, and no work uses it.
+/// The memory was a pool's, which has ended, and no work uses it.
 unsafe fn unmap_all(memory: &VirtualMemory, end: &MappedEnd) -> DriverResult<()> {
     let driver = memory.driver();
     let range = |address, bytes: u64| DeviceRange { address, bytes: bytes as usize };
@@ -403,7 +403,7 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
         error.kind() == ErrorKind::Capture
     }
 
-    /// The end of a default pool orders nothing for the user: a GPU keeps its own.
+    /// The end of a default pool orders nothing for the user, since a GPU keeps its own default pool.
     fn end(&self) -> fn(&mut dyn FnMut()) {
         match self.owner {
             PoolOwner::Default => |end| {

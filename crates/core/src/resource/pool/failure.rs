@@ -23,7 +23,7 @@ impl PoolOwner {
         }
     }
 
-    /// How memory comes into a capture, where the driver began none that it was declared to.
+    /// The advice on memory in a capture, if the driver began none that the pool was told of.
     fn in_capture(self) -> &'static str {
         match self {
             Self::Pool | Self::Default => {
@@ -36,7 +36,7 @@ impl PoolOwner {
         }
     }
 
-    /// How its maximum is raised, if it has one.
+    /// The advice on a larger maximum, if it has one.
     fn larger(self) -> &'static str {
         match self {
             Self::Arena => "build the arena with a larger arena_size",
@@ -45,14 +45,14 @@ impl PoolOwner {
     }
 }
 
-/// What a refusal tells of the pool and of its device.
+/// The facts that a refusal tells of the pool and of its device.
 pub(super) struct Refused {
     reserved: usize,
     live: usize,
     largest_free: usize,
     pending: usize,
     maximum: Option<usize>,
-    /// `None` if it does not tell.
+    /// `None` if the device does not tell.
     device: Option<MemoryInfo>,
     others: Others,
 }
@@ -146,8 +146,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         (layout.bytes() as u64).saturating_add(padding) > largest
     }
 
-    /// What the other pools of the device have. In a call of a resource around this pool, which may be one of them, nothing:
-    /// the outermost pool tells.
+    /// The memory of the other pools of the device. In a call of a resource around this pool, which may be one of them,
+    /// there is none, since the outermost pool tells.
     pub(super) fn others(&self) -> Others {
         if is_nested() { Others::default() } else { others(self.device(), self.pool.id()) }
     }
@@ -168,7 +168,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         error
     }
 
-    /// The error of a request that is refused, with what it tells.
+    /// The error of a request that is refused, with the facts that it tells.
     pub(super) fn refusal(&self, upstream: Option<&Error>, asked: Asked<'_>) -> (Error, Refused) {
         let (device, owner) = (self.device(), self.pool.upstream().owner);
         let PoolStatistics { reserved, live, largest_free, .. } = self.statistics();
@@ -227,7 +227,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         (error.with_advice(self.advice(&now, upstream, asked)), now)
     }
 
-    /// What would have helped.
+    /// The advice that would have helped.
     fn advice(&self, now: &Refused, upstream: Option<&Error>, asked: Asked<'_>) -> String {
         let (bytes, owner) = (asked.bytes(), self.pool.upstream().owner);
         let steps = &self.pool.settings().steps;

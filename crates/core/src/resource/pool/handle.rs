@@ -9,19 +9,20 @@ use crate::stream::deferred;
 use crate::sync::{Arc, Weak};
 use std::ops::Deref;
 
-/// A share of a pool. The pool ends with the last one, but not while a capture has one of its streams: what that
-/// stream was given could not be waited for, and all memory would leak. Then a later call of the crate ends it.
+/// A share of a pool. The pool ends with the last share, but not while a capture has one of its streams. The work of
+/// that stream could not be waited for, and all memory would leak. A later call of the crate ends the pool then.
 pub(super) struct PoolHandle<U: DeviceResource + 'static>(Arc<Pool<PoolDriver<U>>>);
 
 impl<U: DeviceResource + 'static> PoolHandle<U> {
-    /// A new pool, which gives back what it has free, but for `keep` bytes, before another pool of its device refuses a request.
+    /// A new pool. It gives back its free memory, but for `keep` bytes, before another pool of its device refuses a
+    /// request.
     pub(super) fn new(pool: Arc<Pool<PoolDriver<U>>>, keep: usize) -> Self {
         let weak = WeakHandle { pool: Arc::downgrade(&pool), keep };
         register(pool.upstream().resource.device(), pool.id(), Arc::new(weak));
         Self(pool)
     }
 
-    /// Has free memory above the release threshold go back each time that the program has waited for the device.
+    /// Lets free memory above the release threshold go back each time that the program has waited for the device.
     pub(super) fn release_after_waits(&self) {
         if self.0.upstream().is_first_threshold() {
             deferred::after_waits(Arc::new(self.downgrade()));
@@ -47,7 +48,7 @@ pub(super) struct WeakHandle<U: DeviceResource + 'static> {
 }
 
 impl<U: DeviceResource + 'static> WeakHandle<U> {
-    /// A share like any other: it may be the last one by then.
+    /// A share of the pool, like any other. It may be the last one by then.
     pub(super) fn upgrade(&self) -> Option<PoolHandle<U>> {
         self.pool.upgrade().map(PoolHandle)
     }

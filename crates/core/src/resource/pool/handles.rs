@@ -8,8 +8,8 @@ use crate::resource::mapped::{Mappable, VirtualMemory};
 use crate::resource::virtual_resource::VirtualResource;
 
 impl<U: DeviceResource> PoolOptions<U> {
-    /// Has a pool over plain memory take blocks, where nothing else is said, so that `cuIpcGetMemHandle` shares its memory.
-    /// For libraries over this crate, whose hosts call that.
+    /// Makes a pool over plain memory take blocks, unless the options say otherwise, so that `cuIpcGetMemHandle` shares
+    /// its memory. It is for libraries over this crate, whose hosts call that.
     #[doc(hidden)]
     pub fn shareable(self) -> Self {
         match (self.handles, self.upstream.mappable()) {

@@ -17,9 +17,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Some(self.limits().maximum()).filter(|bytes| is_limit(*bytes))
     }
 
-    /// Changes the most bytes that the pool may hold: a multiple of its alignment, or `None` for no maximum.
-    /// A pool that holds more by now does not grow, and a [trim](Self::trim) to the maximum gives the rest back.
-    /// Requests that are under way may still go by the former maximum.
+    /// Changes the most bytes that the pool may hold, to a multiple of its alignment or to `None` for no maximum. A
+    /// pool that holds more by now does not grow, and a [trim](Self::trim) to the maximum gives the rest back. Requests
+    /// that are under way may still go by the former maximum.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, ErrorKind, PoolResource};
@@ -37,8 +37,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for 0 bytes or a number that is no multiple of the alignment;
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for 0 bytes or a number that is no multiple of
+    /// the alignment, and [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn set_maximum_size(&self, bytes: Option<usize>) -> Result<()> {
         not_forked("a pool")?;
         let alignment = self.pool.settings().alignment as usize;
@@ -53,8 +53,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Changes the bytes up to which the pool grows before it makes streams wait for each other
-    /// ([`PoolOptions::soft_limit`](crate::mr::PoolOptions::soft_limit)): rounded down to the pool's alignment. `None`, or more
-    /// than the maximum, is the maximum.
+    /// ([`PoolOptions::soft_limit`](crate::mr::PoolOptions::soft_limit)). They are rounded down to the pool's
+    /// alignment. `None`, or more than the maximum, is the maximum.
     ///
     /// # Errors
     ///
@@ -66,14 +66,14 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Ok(())
     }
 
-    /// Bytes up to which the pool keeps free memory where the program has synchronized, those in use among them, or `None` if
-    /// it keeps all until it is [trimmed](Self::trim).
+    /// Bytes up to which the pool keeps free memory when the program has synchronized, with those in use. `None` if the
+    /// pool keeps all until it is [trimmed](Self::trim).
     pub fn release_threshold(&self) -> Option<usize> {
         Some(self.limits().release_threshold()).filter(|bytes| is_limit(*bytes))
     }
 
-    /// Changes the bytes up to which the pool keeps free memory where the program has synchronized
-    /// ([`PoolOptions::release_threshold`](crate::mr::PoolOptions::release_threshold)), or `None` for no threshold.
+    /// Changes the bytes up to which the pool keeps free memory when the program has synchronized
+    /// ([`PoolOptions::release_threshold`](crate::mr::PoolOptions::release_threshold)). `None` is for no threshold.
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec, PoolResource, mr::VirtualResource};

@@ -1,8 +1,8 @@
-//! What follows a pool's memory: a tool of NVTX's memory extension, the simulated device, or both.
+//! The followers of a pool's memory, which are a tool of NVTX's memory extension, the simulated device, or both.
 //!
-//! A pool that is followed has no magazine in a thread's table (`Settings::listed`), so each block passes the
-//! slow way, where the hooks are. Its blocks have just the bytes that were asked, so that an access to the
-//! rest of a unit is past the block's end.
+//! A pool that is followed has no magazine in a thread's table (`Settings::listed`), so each block passes the slow way,
+//! where the hooks are. Its blocks have exactly the requested bytes, so that an access to the rest of a unit is past
+//! the block's end.
 
 #[cfg(feature = "nvtx")]
 use super::sanitizer::SanitizerHooks;
@@ -33,8 +33,8 @@ impl MemoryHooks {
         (hooks.has_tool() || hooks.device.is_some()).then_some(hooks)
     }
 
-    /// Whether a tool takes the memory extension. Then the pool has no magazines at all: a free waits for
-    /// its stream.
+    /// Whether a tool takes the memory extension. The pool has no magazines at all then, since a free waits for its
+    /// stream.
     pub(super) fn has_tool(&self) -> bool {
         #[cfg(feature = "nvtx")]
         return self.tool.is_some();
@@ -108,7 +108,8 @@ impl MemoryHooks {
         }
     }
 
-    /// A block has another size now, for work on `stream`. What it loses is free after what the stream was given so far.
+    /// A block has another size now, for work on `stream`. The bytes that it loses are free after all that the stream
+    /// was given so far.
     pub(super) fn region_resize(&self, stream: &Stream, address: u64, bytes: usize, new: usize) {
         if self.follows(stream) {
             stream.region_resize(self.pool(), DeviceRange { address, bytes }, new);

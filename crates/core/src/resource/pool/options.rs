@@ -15,15 +15,15 @@ pub(super) const UNLIMITED: usize = isize::MAX as usize & !0xfff;
 /// The maximum and the default of [`PoolOptions::magazine_entries`].
 const MAGAZINE_ENTRIES: usize = crate::pool::magazine::CLASS_CAPACITY;
 
-/// What a pool does when the calling stream's own free memory does not serve: its steps, in order.
+/// The steps, in their order, that a pool takes when the calling stream's own free memory does not serve.
 ///
-/// The default takes what is complete or ordered already, grows, makes the stream wait for one block
-/// of another, and only then moves and trims: growth costs the host time once, a wait serialises
-/// streams each time. Where an eighth of what is live is free already, and what is asked for at least,
-/// [`MissStep::Grow`] leaves the turn to [`MissStep::Wait`] if the policy has it, so that reserved memory
-/// follows what is live. For requests below 1 MiB, and with a growth step of the user's, more than 2 MiB
-/// have to be free. A pool on [handles](Handles) leaves the turn also where 2 MiB are free, or a
-/// 64th of what is live if one stream has all memory: its later steps move what is free, in parts, before they grow.
+/// The default takes memory that is complete or ordered already, grows, makes the stream wait for one block of another,
+/// and only then moves and trims. Growth costs the host time once, but a wait serialises streams each time. If an
+/// eighth of live memory is free already, and at least the requested bytes are, [`MissStep::Grow`] leaves the turn to
+/// [`MissStep::Wait`] if the policy has it. So reserved memory follows live memory. For requests below 1 MiB, and with
+/// a growth step of the user's, more than 2 MiB have to be free. A pool on [handles](Handles) leaves the turn to later
+/// steps, which move free memory, in parts, before they grow. For it, 2 MiB are enough in place of the requested bytes,
+/// and a 64th in place of the eighth if one stream has all memory.
 ///
 /// ```
 /// use aquifer::mr::{MissPolicy, MissStep};
@@ -52,7 +52,7 @@ impl MissPolicy {
         Self { steps: steps.into_iter().collect() }
     }
 
-    /// RMM's order: other streams are made to wait before the pool grows.
+    /// The order of RMM, in which other streams are made to wait before the pool grows.
     pub fn rmm() -> Self {
         use MissStep::*;
         Self::new([Wait, Gather, Grow, GrowToMaximum, Trim])
@@ -76,10 +76,10 @@ pub enum PoolOwner {
 
 /// Whether a pool maps handles of memory by itself, or takes blocks of its upstream.
 ///
-/// A handle is memory without an address (`cuMemCreate`, `cuMemMap`). It moves to where it is wanted and goes back without
-/// a wait, so a pool on handles holds little more than it uses; [`VirtualResource`](crate::mr::VirtualResource) says more. A
-/// block stays where it is. `cuIpcGetMemHandle`, by which PyTorch, CuPy, Numba and
-/// [`ipc_handle`](crate::DeviceVec::ipc_handle) share memory with other processes, shares blocks alone.
+/// A handle is memory without an address (`cuMemCreate`, `cuMemMap`). It moves to where it is wanted and goes back
+/// without a wait, so a pool on handles holds little more than it uses. [`VirtualResource`](crate::mr::VirtualResource)
+/// says more. A block stays where it is. Only blocks are shared by `cuIpcGetMemHandle`, by which PyTorch, CuPy, Numba
+/// and [`ipc_handle`](crate::DeviceVec::ipc_handle) share memory with other processes.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, PoolResource, mr::Handles, sim::SimConfig};
@@ -94,18 +94,19 @@ pub enum PoolOwner {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Handles {
-    /// Handles over [`VirtualResource`](crate::mr::VirtualResource), unless a tool of NVTX's memory extension watches. Over any other
-    /// resource blocks.
+    /// The pool takes handles over [`VirtualResource`](crate::mr::VirtualResource), unless a tool of NVTX's memory
+    /// extension watches. Over any other resource it takes blocks.
     #[default]
     Auto,
-    /// Handles: over [`CudaResource`](crate::CudaResource) and `VirtualResource`. [`build`](PoolOptions::build) fails where the pool
-    /// cannot map any.
+    /// The pool takes handles over [`CudaResource`](crate::CudaResource) and `VirtualResource`.
+    /// [`build`](PoolOptions::build) fails if the pool cannot map any.
     On,
-    /// Blocks of the upstream. Those of a [`VirtualResource`](crate::mr::VirtualResource) take whole granules each.
+    /// The pool takes blocks of the upstream. A block of a [`VirtualResource`](crate::mr::VirtualResource) takes whole
+    /// granules.
     Off,
 }
 
-/// How a pool is built. From [`PoolResource::builder`](crate::PoolResource::builder).
+/// The options of a pool, from [`PoolResource::builder`](crate::PoolResource::builder).
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, PoolResource, mr::MissPolicy};
@@ -157,69 +158,70 @@ impl<U> PoolOptions<U> {
     }
 
     setters! {
-        /// Whether the pool maps handles of memory, or takes blocks of its upstream: by default
-        /// [`Handles::Auto`], which maps over [`VirtualResource`](crate::mr::VirtualResource) alone.
+        /// Whether the pool maps handles of memory, or takes blocks of its upstream. The default is [`Handles::Auto`],
+        /// which maps over [`VirtualResource`](crate::mr::VirtualResource) alone.
         handles: Handles;
 
-        /// Bytes to take from upstream when the pool is built: a multiple of the alignment. By default 0. On
-        /// [handles](Handles), rounded up to whole granules.
+        /// Bytes to take from upstream when the pool is built, a multiple of the alignment. By default 0. A pool on
+        /// [handles](Handles) rounds them up to whole granules.
         initial_size: usize;
 
-        /// The most bytes that the pool ever holds: a multiple of the alignment, of which a pool on
-        /// [handles](Handles) uses whole granules. By default there is no maximum.
+        /// The most bytes that the pool ever holds, a multiple of the alignment. A pool on [handles](Handles) uses
+        /// whole granules of them. By default there is no maximum.
         maximum_size: usize => Some;
 
         /// Bytes up to which the pool grows ([`MissStep::Grow`]) before it makes streams wait for each other
-        /// ([`MissStep::Wait`]). Rounded down to the alignment. By default the maximum, as is more than that.
+        /// ([`MissStep::Wait`]). They are rounded down to the alignment. The default is the maximum, and so is any
+        /// larger number.
         soft_limit: usize => Some;
 
-        /// Bytes up to which the pool keeps free memory, those in use among them: set it to the program's peak. Free memory
+        /// Bytes up to which the pool keeps free memory, with those in use. Set it to the program's peak. Free memory
         /// that the device is past goes back, until no more than that is reserved, each time that the program calls
         /// [`Stream::synchronize`](crate::Stream::synchronize), `synchronize_async` or
-        /// [`Device::synchronize`](crate::Device::synchronize), without a further wait. Waits for a copy or an event do not
-        /// count. Threads keep their caches ([`magazine_bytes`](Self::magazine_bytes)); what goes back is as by
-        /// [`trim`](crate::PoolResource::trim). By default the pool keeps all until it is trimmed. The word is CUDA's, whose
-        /// pools go by other waits ([`AsyncOptions`](crate::mr::AsyncOptions::release_threshold)).
+        /// [`Device::synchronize`](crate::Device::synchronize), without a further wait. Waits for a copy or an event do
+        /// not count. Threads keep their caches ([`magazine_bytes`](Self::magazine_bytes)). The same memory goes back
+        /// as by [`trim`](crate::PoolResource::trim). By default the pool keeps all until it is trimmed. The word is
+        /// CUDA's, whose pools go by other waits ([`AsyncOptions`](crate::mr::AsyncOptions::release_threshold)).
         release_threshold: usize => Some;
 
-        /// Bytes to take from upstream at a time; the size of the request, if that is more. Less where the
-        /// maximum or upstream has no more. Rounded up to the alignment. By default six times the
-        /// request, within a thirty-second and a sixth of what is live: 2 MiB at least for requests below
-        /// 1 MiB, a whole number of them for others, with a little room for sizes that differ by little
-        /// unless there is a maximum; 1 GiB at most, or the request. A pool on [handles](Handles) takes what the
+        /// Bytes to take from upstream at a time, or the size of the request, if that is more. The pool takes less if
+        /// the maximum or upstream has no more. They are rounded up to the alignment. By default they are six times the
+        /// request, within a thirty-second and a sixth of live memory, and 1 GiB at most, or the request. For requests
+        /// below 1 MiB they are 2 MiB at least. For others they are a whole number of requests, with a little room for
+        /// sizes that differ by little unless there is a maximum. A pool on [handles](Handles) takes the bytes that the
         /// request lacks, in whole granules.
         growth_step: usize => Some;
 
-        /// The alignment of every block, in bytes: a power of two from 256, the default, to 2^30.
-        /// Sizes are rounded up to it. A single block that needs more asks for it in its
-        /// [layout](crate::DeviceLayout).
+        /// The alignment of every block, in bytes. It is a power of two from 256, the default, to 2^30. Sizes are
+        /// rounded up to it. A single block that needs more asks for it in its [layout](crate::DeviceLayout).
         alignment: usize;
 
         /// The steps of a miss.
         miss_policy: MissPolicy;
 
-        /// Blocks of one size that each thread keeps for each stream, to allocate without a lock: by
-        /// default 8, which is the most. 0 for none. None while a tool takes NVTX's [memory
-        /// extension](crate::debug_log#the-memory-extension). With a lock where the simulated device follows
+        /// Blocks of one size that each thread keeps for each stream, to allocate without a lock. The default is 8,
+        /// which is the most, and 0 is for none. There are none while a tool takes NVTX's [memory
+        /// extension](crate::debug_log#the-memory-extension). Their use takes a lock if the simulated device follows
         /// the pool.
         magazine_entries: usize;
 
-        /// Bytes that each thread keeps so for each stream: by default 32 MiB.
+        /// Bytes that each thread keeps so for each stream. By default 32 MiB.
         magazine_bytes: usize;
     }
 
-    /// Calls `callback` where a request would have the host wait for the device, or would be refused: after all that is
-    /// free in this pool and others of the device without such a wait. The callback frees memory, by
-    /// spilling to the host for example, and returns `true` for another attempt.
+    /// Calls `callback` if the host would have to wait for the device for a request, or the request would be refused.
+    /// Before that, the pool takes all that is free in it and in others of the device without such a wait. The callback
+    /// frees memory, by spilling to the host for example, and returns `true` for another attempt.
     ///
-    /// It runs on the thread that allocates, which has no lock of a pool: it may use this pool and others, trim them, and
-    /// wait for other threads that do. It is asked again while its call makes more memory free, in this pool, in others
-    /// or on the device, or raises the maximum; 64 times at most. After a `true` that frees nothing there is one more
-    /// attempt. An allocation that the callback itself makes from this pool does not ask it, nor does one for a resource above
-    /// this pool, of which the outermost pool asks its own. A panic is logged and counts as `false`.
+    /// It runs on the thread that allocates, which has no lock of a pool. So it may use this pool and others, trim
+    /// them, and wait for other threads that do. It is asked again while its call makes more memory free, in this pool,
+    /// in others or on the device, or raises the maximum, but 64 times at most. After a `true` that frees nothing there
+    /// is one more attempt. An allocation that the callback itself makes from this pool does not ask it. An allocation
+    /// for a resource above this pool does not either, since the outermost pool asks its own. A panic is logged and
+    /// counts as `false`.
     ///
-    /// The pool keeps the callback, and a vector keeps its pool. So give the callback a `Weak` of what holds vectors: else
-    /// neither goes.
+    /// The pool keeps the callback, and a vector keeps its pool. So give the callback a `Weak` of a value that holds
+    /// vectors. Otherwise neither goes.
     ///
     /// It is the callback of a [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor), which is asked after the pool
     /// below it has waited for all streams.
@@ -250,7 +252,7 @@ impl<U> PoolOptions<U> {
         self
     }
 
-    /// For errors.
+    /// The owner of the pool, for errors.
     #[doc(hidden)]
     pub fn owner(self, owner: PoolOwner) -> Self {
         Self { owner, ..self }
@@ -334,13 +336,13 @@ fn check_aligned(name: &str, bytes: usize, alignment: usize) -> Result<()> {
     Ok(())
 }
 
-/// The soft limit of a pool's limits, by what its user gave: whole blocks, since nothing else can be
+/// The soft limit of a pool's limits, from the one that its user gave. It is whole blocks, since nothing else can be
 /// reserved.
 pub(super) fn rounded_soft_limit(bytes: Option<usize>, alignment: usize) -> usize {
     bytes.map_or(UNLIMITED, |bytes| bytes & !(alignment - 1))
 }
 
-/// The maximum of a pool's limits, by what its user gave.
+/// The maximum of a pool's limits, from the one that its user gave.
 pub(super) fn checked_maximum(bytes: Option<usize>, alignment: usize) -> Result<usize> {
     let Some(bytes) = bytes else { return Ok(UNLIMITED & !(alignment - 1)) };
     check_aligned("maximum", bytes, alignment)?;

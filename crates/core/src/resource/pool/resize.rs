@@ -35,7 +35,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 
     /// # Safety
     ///
-    /// As [`DeviceResource::resize_in_place`].
+    /// The conditions of [`DeviceResource::resize_in_place`].
     #[cold]
     pub(super) unsafe fn resize(
         &self,

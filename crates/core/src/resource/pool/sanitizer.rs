@@ -1,6 +1,6 @@
-//! Hooks that register a pool's memory with a tool that takes NVTX's memory extension, as
-//! compute-sanitizer: blocks of upstream as *heaps*, users' blocks as *regions* of them. To the tool all
-//! else in a heap is forbidden.
+//! Hooks that register a pool's memory with a tool that takes NVTX's memory extension, as compute-sanitizer does.
+//! Blocks of upstream are *heaps*, and users' blocks are *regions* of them. To the tool all else in a heap is
+//! forbidden.
 //!
 //! | event | hook | effect |
 //! |---|---|---|
@@ -9,14 +9,13 @@
 //! | a block is freed | `region_unregister` | waits for the stream, then the region ends |
 //! | the pool returns memory | `heap_unregister` | old regions there end, then the heap |
 //!
-//! - INV-1: a region covers its block from before the device's first access until after the last one. So
-//!   each block takes the cold path in and out, and a free waits for its stream.
-//! - INV-2: where INV-1 cannot be waited for, in a capture or after a driver's error, the region stays
-//!   until its memory is allocated again or returned to upstream: each launch of a graph may use it.
-//! - INV-3: heaps do not overlap, nor do regions.
-//! - INV-4: all pools share one table, since tools know memory by address alone. A pool over a pool has
-//!   the addresses of the lower one: it registers no heaps, and its blocks are regions of the lower
-//!   one's.
+//! - INV-1. A region covers its block from before the device's first access until after the last one. So each block
+//!   takes the cold path in and out, and a free waits for its stream.
+//! - INV-2. If INV-1 cannot be waited for, in a capture or after a driver's error, the region stays until its memory is
+//!   allocated again or returned to upstream, since each launch of a graph may use it.
+//! - INV-3. Heaps do not overlap, nor do regions.
+//! - INV-4. All pools share one table, since tools know memory by address alone. A pool over a pool has the addresses
+//!   of the lower one. So it registers no heaps, and its blocks are regions of the lower one's.
 
 use crate::debug_log::{HeapHandle, MemoryExtension, memory_extension};
 use crate::device::Device;
@@ -41,8 +40,8 @@ struct Registrations {
     regions: BTreeMap<u64, RegisteredRegion>,
 }
 
-/// Locked over calls of the tool, which so sees the events of an address in order; never over calls of
-/// the driver.
+/// The table is locked over calls of the tool, which so sees the events of an address in order. It is never locked over
+/// calls of the driver.
 static REGISTRATIONS: Mutex<Registrations> =
     Mutex::new(Registrations { heaps: BTreeMap::new(), regions: BTreeMap::new() });
 
@@ -57,7 +56,7 @@ struct RegisteredRegion {
     bytes: usize,
     /// The number of its pool. No other pool ends it by a free.
     pool: u64,
-    /// The block was allocated in a capture: the region outlives the free (INV-2).
+    /// The block was allocated in a capture, so the region outlives the free (INV-2).
     captured: bool,
     /// Later blocks overlap it, without regions of their own.
     shared: bool,
@@ -103,7 +102,7 @@ impl Registrations {
         Some(region)
     }
 
-    /// Ends the regions in this range; of shared ones the part in the range.
+    /// Ends the regions in this range. Of shared regions it ends the part in the range.
     fn unregister_range(&mut self, tool: &MemoryExtension, ended: &Range<u64>) {
         for at in self.overlapping(ended) {
             let Some(RegisteredRegion { bytes, pool, shared, .. }) = self.unregister(tool, at)
@@ -155,8 +154,8 @@ impl SanitizerHooks {
         self.pool.get().copied().unwrap_or(0)
     }
 
-    /// Runs `body` with the device's context current, without which the tool refuses memory. Not in the
-    /// child of a fork, where the lock may be held for good, nor where the driver refuses.
+    /// Runs `body` with the device's context current, without which the tool refuses memory. It does nothing in the
+    /// child of a fork, where the lock may be held for good, and if the driver refuses.
     fn with_registrations(&self, body: impl FnOnce(&mut Registrations)) {
         if is_forked_child() {
             return;

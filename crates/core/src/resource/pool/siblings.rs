@@ -1,5 +1,5 @@
-//! The pools of a device. Before one of them refuses a request for want of the device's memory, the others give back what
-//! they have free.
+//! The pools of a device. Before one of them refuses a request for want of the device's memory, the others give back
+//! their free memory.
 
 use crate::device::Device;
 use crate::driver::BackendKind;
@@ -15,17 +15,17 @@ pub(super) trait Sibling: Send + Sync {
     /// The bytes that it has of its upstream.
     fn reserved(&self) -> usize;
 
-    /// And what of it is free.
+    /// The bytes of these that are free.
     fn free(&self) -> usize;
 
     /// Gives free memory back that the device is past. Returns how many bytes went.
     fn trim(&self) -> usize;
 
-    /// Since when free memory is pending, as a number that is comparable between pools. `None` if none is.
+    /// The time since when free memory is pending, as a number that is comparable between pools. `None` if none is.
     fn pending_since(&self) -> Option<u64>;
 
-    /// Waits for the streams that freed memory, one after the other, and gives it back, until `is_served`. That is asked each
-    /// time that some went. Returns its last answer.
+    /// Waits for the streams that freed memory, one after the other, and gives it back, until `is_served`. That is
+    /// asked each time that some memory went. Returns its last answer.
     fn wait_and_trim_until(&self, is_served: &mut dyn FnMut() -> bool) -> bool;
 }
 
@@ -37,7 +37,7 @@ struct Entry {
 
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
-/// Has the pool of a number be trimmed where another pool of its device would refuse a request.
+/// Registers the pool of a number, to be trimmed when another pool of its device would refuse a request.
 pub(super) fn register(device: &Device, number: u64, pool: Arc<dyn Sibling>) {
     let mut pools = POOLS.lock();
     let gone: Vec<Entry> = pools.extract_if(.., |other| other.pool.is_gone()).collect();
@@ -47,8 +47,8 @@ pub(super) fn register(device: &Device, number: u64, pool: Arc<dyn Sibling>) {
     drop(gone);
 }
 
-/// Whether the thread is in a call of a memory manager, or of a resource around a pool: it may have their locks. The outermost
-/// pool asks others, and the callback.
+/// Whether the thread is in a call of a memory manager, or of a resource around a pool. It may have their locks then.
+/// The outermost pool asks others, and the callback.
 pub(super) fn is_nested() -> bool {
     holds_buffers() || external::is_inside()
 }
@@ -61,14 +61,14 @@ fn pools_of(device: &Device) -> Vec<(u64, Arc<dyn Sibling>)> {
     of_device.map(|other| (other.number, other.pool.clone())).collect()
 }
 
-/// What other pools of a device have.
+/// The memory of the other pools of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Others {
     pub(super) reserved: usize,
     pub(super) free: usize,
 }
 
-/// What the pools of a device have but for that of a number.
+/// The memory of all pools of a device, but for the pool of a number.
 pub(super) fn others(device: &Device, number: u64) -> Others {
     let mut sums = Others::default();
     for (_, pool) in pools_of(device).into_iter().filter(|other| other.0 != number) {
@@ -78,9 +78,10 @@ pub(super) fn others(device: &Device, number: u64) -> Others {
     sums
 }
 
-/// Has the other pools of a device give back what they have free, for a request of so many bytes: what the device is past; or
-/// all of it behind waits, the pool first whose memory is pending for longest. Ends where it `is_served`, which is
-/// asked each time that some went. What is too much for the device costs the others nothing.
+/// Makes the other pools of a device give back free memory, for a request of so many bytes. Without `waits`, they give
+/// the memory that the device is past. With it, they give all of it behind waits. The pool whose memory is pending for
+/// longest begins. The call ends when the request `is_served`, which is asked each time that some memory went. A
+/// request that is too large for the device costs the others nothing.
 pub(super) fn trim_others(
     device: &Device,
     number: u64,

@@ -116,7 +116,7 @@ fn a_scope_that_is_forgotten_stays_current_and_others_end_around_it() {
     .unwrap();
 }
 
-/// Coroutines whose scopes end anywhere: some in their turn, some late, some on other threads.
+/// Coroutines whose scopes end in any place, some in their turn, some late, some on other threads.
 #[test]
 fn scopes_that_wander_between_threads() {
     let device = device();

@@ -1,4 +1,4 @@
-//! Graphs on a simulated device: what containers give a stream in capture runs at each launch.
+//! Graphs on a simulated device, where each launch runs the work that containers gave a stream in capture.
 
 use super::*;
 use crate::DeviceVec;
