@@ -4,6 +4,8 @@
 mod checked;
 mod detect;
 #[cfg(feature = "sim")]
+mod detect_or_simulate;
+#[cfg(feature = "sim")]
 mod simulated;
 
 #[cfg(feature = "cuda")]

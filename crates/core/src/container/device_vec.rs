@@ -367,6 +367,12 @@ impl<T: Pod> DeviceVec<T> {
         self.as_slice().to_vec_in(allocator)
     }
 
+    /// Another block of the vector's resource, with space for `capacity`.
+    pub(super) fn allocate_like(&self, capacity: usize) -> Result<Buffer> {
+        let layout = DeviceLayout::array::<T>(capacity)?;
+        self.buffer.allocate_like(layout, kind_of::<Self, T>)
+    }
+
     /// A copy of it, from the same resource, at home on the same stream. It has space for its elements alone. The host
     /// does not wait.
     ///

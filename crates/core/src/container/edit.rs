@@ -27,12 +27,6 @@ enum InPlace {
 }
 
 impl<T: Pod> DeviceVec<T> {
-    /// Another block of the vector's resource, with space for `capacity`.
-    pub(super) fn allocate_like(&self, capacity: usize) -> Result<Buffer> {
-        let layout = DeviceLayout::array::<T>(capacity)?;
-        self.buffer.allocate_like(layout, kind_of::<Self, T>)
-    }
-
     /// Makes space for `capacity`, and for no more, in home's order.
     fn reallocate(&mut self, capacity: usize) -> Result<()> {
         if self.grows_in_place(capacity)? == InPlace::Grown {

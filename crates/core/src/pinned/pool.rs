@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{equal_by_identity, forward};
 use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
-use crate::stream::{Stream, deferred};
+use crate::stream::{Stream, collect_all_after};
 use crate::sync::{Arc, Weak};
 use std::alloc::Layout;
 use std::fmt;
@@ -147,7 +147,7 @@ impl PinnedPool {
     /// while freed blocks wait for a device that is lost: they are leaked then, and count as live;
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn trim(&self) -> Result<usize> {
-        deferred::collect_all_after(&self.core().source().device);
+        collect_all_after(&self.core().source().device);
         self.core().trim()
     }
 }

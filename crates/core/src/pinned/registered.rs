@@ -11,7 +11,7 @@ use crate::driver::CallSite;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::impls::{Count, debug_struct};
-use crate::stream::deferred;
+use crate::stream::collect_all_after;
 use crate::sync::Arc;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
@@ -158,7 +158,7 @@ impl<B: HostBuffer> Registered<B> {
     #[track_caller]
     pub fn trim(device: &Device) -> Result<()> {
         let _site = CallSite::enter();
-        deferred::collect_all_after(device);
+        collect_all_after(device);
         trim(device, &quarantine_of(device))
     }
 }

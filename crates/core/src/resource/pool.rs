@@ -3,20 +3,14 @@
 use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
-use super::identity::ResourceId;
-use super::impls::{debug_struct, forward, handle};
-use crate::debug_log::{POOL, defer_events, deferred_event};
-use crate::device::Device;
-use crate::driver::CallSite;
-use crate::driver::{is_forked_child, not_forked};
-use crate::error::{ErrorKind, Result, ensure};
-use crate::impls::Count;
+use super::impls::{debug_struct, handle};
+use crate::driver::is_forked_child;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
-use crate::pool::magazine::Magazine;
-use crate::pool::{Block, Failure, MappedMemory, Pool, ThreadMagazine, Upstream};
-use crate::stream::{Patience, Stream, deferred};
-use std::ptr::NonNull;
+use crate::pool::Block;
+use crate::stream::Stream;
 
+mod allocate;
+mod build;
 mod callback;
 mod capture;
 mod driver;
@@ -30,11 +24,10 @@ mod resize;
 #[cfg(feature = "nvtx")]
 mod sanitizer;
 mod siblings;
+mod trim;
 
 pub use crate::pool::{PoolBlock, PoolMap, PoolStatistics};
-use driver::PoolDriver;
 use handle::PoolHandle;
-use memory_hooks::MemoryHooks;
 pub use options::PoolOwner;
 pub use options::{Handles, MissPolicy, PoolOptions};
 
@@ -109,88 +102,9 @@ handle!([U: DeviceResource + 'static] PoolResource<U> { pool });
 debug_struct!([U: DeviceResource + 'static] PoolResource<U> { upstream(), statistics() });
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
-    /// A pool with default options. It starts empty, grows as it needs to, and has no maximum size but the upstream's.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
-    pub fn new(upstream: U) -> Result<Self> {
-        Self::builder(upstream).build()
-    }
-
-    /// The options.
-    pub fn builder(upstream: U) -> PoolOptions<U> {
-        PoolOptions::new(upstream)
-    }
-
     /// The resource that the pool takes its memory from.
     pub fn upstream(&self) -> &U {
         &self.pool.upstream().resource
-    }
-
-    /// Gives free memory back to upstream at once, as far as the device is past it, until no more than `keep` bytes are
-    /// reserved. Waits for no work of the device. Returns how many bytes went back.
-    ///
-    /// Whole blocks of upstream go back, so that less than `keep` may be left. If the pool maps its memory, pieces do.
-    /// The free of a block may wait for all kernels of the device. So blocks go back if the device has nothing to do,
-    /// or will have nothing within 2 ms. Pieces go back whatever the device does.
-    /// [`wait_and_trim`](Self::wait_and_trim) gives back memory that the device still uses, too.
-    ///
-    /// The host's own memory for the returned memory goes, too. The calling thread's caches, some 9 KiB for each
-    /// stream, go at once. Those of another thread go when that thread uses the pool again, or ends.
-    ///
-    /// ```
-    /// use aquifer::{Device, DeviceVec, PoolResource, mr::VirtualResource};
-    ///
-    /// let device = Device::detect_or_simulate()?;
-    /// let stream = device.new_stream()?;
-    /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
-    /// drop(DeviceVec::<u8>::zeroed_in(&stream, 4 << 20, pool.clone())?);
-    /// stream.synchronize()?;
-    /// assert_eq!(pool.trim(0)?, 4 << 20);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
-    #[track_caller]
-    pub fn trim(&self, keep: usize) -> Result<usize> {
-        let _site = CallSite::enter();
-        self.before_trim()?;
-        let given = self.pool.trim(keep);
-        if given > 0 {
-            self.pool.upstream().wait_for_returns();
-        }
-        Ok(given)
-    }
-
-    /// Waits for the streams that freed memory, and gives free memory back to upstream, until no more than `keep` bytes
-    /// are reserved. Waits for no stream that has nothing pending here. Returns how many bytes went back. Otherwise it
-    /// is like [`trim`](Self::trim).
-    ///
-    /// # Errors
-    ///
-    /// - The errors of the driver, if nothing could be given back for them.
-    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) if a stream of the pool is in capture.
-    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
-    #[track_caller]
-    pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
-        let _site = CallSite::enter();
-        self.before_trim()?;
-        let given =
-            self.pool.wait_and_trim(keep).map_err(|failure| self.explain(failure, Asked::Trim))?;
-        if given > 0 {
-            self.pool.upstream().wait_for_returns();
-        }
-        Ok(given)
-    }
-
-    fn before_trim(&self) -> Result<()> {
-        not_forked("a pool")?;
-        deferred::collect_all();
-        self.pool.free_deferred_graphs();
-        Ok(())
     }
 
     /// The bytes that the pool has of upstream, free ones included. The name is RMM's. It takes one lock, while
@@ -268,101 +182,6 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     pub fn state(&self) -> *const () {
         self.pool.address().cast()
     }
-
-    /// The rest of [`allocate`](DeviceResource::allocate), with the thread's magazine of the stream if its
-    /// table has it.
-    #[inline(never)]
-    fn allocate_past(
-        &self,
-        stream: &Stream,
-        layout: DeviceLayout,
-        magazine: Option<NonNull<Magazine>>,
-    ) -> Result<DeviceBlock> {
-        let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
-        // A forked child's table has no magazine, nor has any thread's one of a pool that is followed.
-        if let Some(magazine) = magazine {
-            // SAFETY: of this thread, this pool and this stream, and it lives: the table names it.
-            let own = unsafe { self.pool.allocate_own(magazine, stream.id(), bytes, alignment) };
-            if let Some(block) = own {
-                return Ok(device_block(block));
-            }
-        }
-        self.allocate_cold(stream, layout)
-    }
-
-    /// The rest of [`deallocate`](DeviceResource::deallocate), with the thread's magazine likewise.
-    ///
-    /// # Safety
-    ///
-    /// The conditions of [`DeviceResource::deallocate`].
-    #[inline(never)]
-    unsafe fn deallocate_past(
-        &self,
-        stream: &Stream,
-        block: Block,
-        magazine: Option<NonNull<Magazine>>,
-    ) {
-        // SAFETY: the caller's promise; the magazine is of this thread, pool and stream, and the table names it.
-        unsafe {
-            if !magazine.is_some_and(|it| self.pool.deallocate_own(it, &block)) {
-                self.deallocate_cold(stream, block);
-            }
-        }
-    }
-
-    /// Does [`allocate`](DeviceResource::allocate), after [`allocate_cached`](Self::allocate_cached).
-    #[inline(never)]
-    #[doc(hidden)]
-    pub fn allocate_cold(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        not_forked("a pool")?;
-        if layout.bytes() == 0 {
-            self.device().require(stream.device(), "the stream")?;
-            return Ok(DeviceBlock::empty(layout));
-        }
-        let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
-        let patience = Patience::new();
-        let block = loop {
-            let failure = match self.pool.allocate(stream, stream.id(), bytes, alignment) {
-                Ok(block) => break block,
-                Err(failure) => failure,
-            };
-            let asked = match failure {
-                Failure::Captured => match stream.is_capturing_here(&patience) {
-                    Ok(false) => continue,
-                    Ok(true) => Asked::Allocation(layout),
-                    Err(error) if error.kind() == ErrorKind::Capture => {
-                        Asked::AllocationElsewhere(layout, stream)
-                    }
-                    Err(error) => return Err(error),
-                },
-                _ => Asked::Allocation(layout),
-            };
-            return Err(self.explain(failure, asked));
-        };
-        let Some(hooks) = &self.pool.upstream().hooks else { return Ok(device_block(block)) };
-        hooks.region_register(stream, block.address, bytes);
-        Ok(DeviceBlock::new(block.address, bytes, block.token))
-    }
-
-    /// # Safety
-    ///
-    /// The conditions of [`DeviceResource::deallocate`].
-    #[inline(never)]
-    unsafe fn deallocate_cold(&self, stream: &Stream, mut block: Block) {
-        if block.bytes > 0 && !is_forked_child() {
-            // Before the pool has it: from then on another thread may get the same address.
-            let mut _deferred = None;
-            if let Some(hooks) = &self.pool.upstream().hooks {
-                // A subscriber that hears of a wrong free finds the pool as the free leaves it.
-                _deferred = Some(defer_events());
-                let is_kept = self.pool.is_kept_for_graph(stream.id(), &block);
-                hooks.region_unregister(stream, block.address, block.bytes, is_kept);
-                block.bytes = self.pool.round_up(block.bytes);
-            }
-            // SAFETY: the caller's promise.
-            unsafe { self.pool.deallocate(stream, stream.id(), block) }
-        }
-    }
 }
 
 /// The request to a pool whose failure is explained.
@@ -390,130 +209,6 @@ impl Asked<'_> {
 #[inline(always)]
 fn device_block(block: Block) -> DeviceBlock {
     DeviceBlock::new(block.address, block.bytes, block.token)
-}
-
-// SAFETY: the heaps hand out disjoint parts of live blocks of upstream, and memory changes streams
-// only as `pool` says: complete, or behind an event that was waited for.
-unsafe impl<U: DeviceResource + 'static> DeviceResource for PoolResource<U> {
-    forward!(device);
-
-    fn enable_peer_access(&self, peer: &Device) -> Result<()> {
-        self.pool.upstream().enable_peer_access(peer)
-    }
-
-    fn has_peer_access(&self, peer: &Device) -> bool {
-        self.pool.upstream().has_peer_access(peer)
-    }
-
-    fn identity(&self) -> ResourceId {
-        ResourceId::of_state::<Self, _>(self.pool.address())
-    }
-
-    #[inline(always)]
-    fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        let (bytes, alignment) = (layout.bytes(), layout.alignment() as u64);
-        let warm = |block| Ok(device_block(block));
-        let past = |magazine| self.allocate_past(stream, layout, magazine);
-        // SAFETY: `allocate_past` uses the magazine first.
-        unsafe { self.pool.allocate_cached_or(stream.id(), bytes, alignment, warm, past) }
-    }
-
-    fn allocate_growable(
-        &self,
-        stream: &Stream,
-        layout: DeviceLayout,
-    ) -> Result<Option<DeviceBlock>> {
-        self.allocate_with_room(stream, layout)
-    }
-
-    #[track_caller]
-    unsafe fn resize_in_place(
-        &self,
-        stream: &Stream,
-        block: &mut DeviceBlock,
-        bytes: usize,
-    ) -> Result<bool> {
-        let _site = CallSite::enter();
-        // SAFETY: the caller's promise.
-        unsafe { self.resize(stream, block, bytes) }
-    }
-
-    fn thread_magazine(&self, stream: &Stream) -> Option<ThreadMagazine> {
-        self.pool.thread_magazine(stream.id())
-    }
-
-    #[inline(always)]
-    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
-        let (address, bytes, token) = (block.address(), block.bytes(), block.token());
-        let block = Block { address, bytes, token };
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.pool.deallocate_to_cache(stream.id(), block, |block, magazine| {
-                self.deallocate_past(stream, block, magazine);
-            });
-        }
-    }
-}
-
-impl<U: DeviceResource + 'static> PoolOptions<U> {
-    /// Builds the pool.
-    ///
-    /// # Errors
-    ///
-    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for an option that makes no sense, or not
-    ///   with another.
-    /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if upstream has not the initial size.
-    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
-    pub fn build(self) -> Result<PoolResource<U>> {
-        not_forked("a pool")?;
-        let mut settings = self.check()?;
-        let initial = self.initial_size;
-        let maximum = settings.limits.has_maximum().then(|| settings.limits.maximum());
-        let hooks = MemoryHooks::find(self.upstream.device());
-        let memory = self.mapped_memory(hooks.as_ref().is_some_and(MemoryHooks::has_tool))?;
-        let driver = PoolDriver::new(self.upstream, self.alignment, self.owner, memory, hooks);
-        let granule = driver.mapped().map_or(0, MappedMemory::granularity) as usize;
-        ensure!(
-            maximum.is_none_or(|maximum| maximum >= granule),
-            InvalidArgument,
-            "make the maximum size larger, or have the pool take blocks, by Handles::Off",
-            "a pool's maximum size, {}, is less than the least that it maps, {}",
-            Count(maximum.unwrap_or(0), "byte"),
-            Count(granule, "byte")
-        );
-        if let Some(maximum) = maximum.filter(|_| granule > 0) {
-            settings.limits.set_maximum(maximum & !(granule - 1));
-        }
-        if let Some(hooks) = &driver.hooks {
-            settings.listed = true;
-            if hooks.has_tool() {
-                settings.entries = 0;
-            }
-        }
-        // One that cannot grow again keeps all.
-        let grows = settings.steps.iter().any(|step| step.asks_upstream());
-        let keep = if grows { initial } else { usize::MAX };
-        let pool = PoolResource { pool: PoolHandle::new(Pool::new(driver, settings), keep) };
-        let (number, device) = (pool.pool.id(), pool.device().ordinal());
-        if let Some(hooks) = &pool.pool.upstream().hooks {
-            hooks.set_pool(number);
-        }
-        if let Some(callback) = self.failure_callback {
-            pool.set_callback(callback);
-        }
-        if pool.release_threshold().is_some() {
-            pool.pool.release_after_waits();
-        }
-        let handles = pool.maps_handles();
-        deferred_event!(
-            debug, target: POOL, pool = number, device, initial, maximum, handles, "pool made"
-        );
-        if initial > 0 {
-            let prepared = pool.pool.prepare(initial);
-            prepared.map_err(|failure| pool.explain(failure, Asked::Initial(initial)))?;
-        }
-        Ok(pool)
-    }
 }
 
 const _: () = assert!(DEFAULT_ALIGNMENT == 256);

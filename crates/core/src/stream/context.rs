@@ -206,3 +206,12 @@ impl Device {
         self.driver().context_synchronize().with_context(what)
     }
 }
+
+/// Like [`deferred::collect_all`], for buffers that wait for `device`. It waits for the device first if any buffers are deferred.
+/// If that wait fails, they stay.
+pub(crate) fn collect_all_after(device: &Device) {
+    if deferred::has_deferred_buffers() {
+        let _ = device.synchronize_without_drops();
+    }
+    deferred::collect_all();
+}

@@ -21,7 +21,6 @@
 #![allow(unreachable_pub, reason = "the models of loom_tests reach it through `models`")]
 
 use crate::debug_log::{emit_deferred, event};
-use crate::device::Device;
 use crate::driver::NoCallSite;
 use crate::error::{ErrorKind, Result, catch_panic};
 use crate::event::Event;
@@ -257,15 +256,6 @@ fn call_after_waits() {
             emit_deferred(|| event!(error, "what follows a wait for the device panicked"));
         }
     }
-}
-
-/// Like [`collect_all`], for buffers that wait for `device`. It waits for the device first if any buffers are deferred.
-/// If that wait fails, they stay.
-pub(crate) fn collect_all_after(device: &Device) {
-    if has_deferred_buffers() {
-        let _ = device.synchronize_without_drops();
-    }
-    collect_all();
 }
 
 /// Asks for memory a second time if there was none, and drops were waiting that may have given some back. Cancelled

@@ -24,6 +24,7 @@ mod synchronized;
 
 pub use crate::event::Event;
 pub use call::{Status, StreamCall};
+pub(crate) use context::collect_all_after;
 pub use context::{
     any_capturing, busy_streams, record_context, record_exposed, wait_for_idle_streams,
 };

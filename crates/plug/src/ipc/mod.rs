@@ -11,6 +11,7 @@
 //! | `pool` | pools of the driver that came by a descriptor |
 
 mod export;
+mod ipc_export;
 mod ipc_handle;
 #[cfg(unix)]
 mod ipc_pool;
@@ -21,7 +22,7 @@ mod opened;
 #[cfg(unix)]
 mod socket;
 
-pub use export::IpcExport;
+pub use ipc_export::IpcExport;
 pub use ipc_handle::{IpcHandle, IpcKind};
 #[cfg(unix)]
 pub use ipc_pool::IpcPool;
