@@ -169,11 +169,11 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) if it was recorded in a capture. A declared capture
+    /// - [`ErrorKind::Capture`] if it was recorded in a capture. A declared capture
     ///   ([`Stream::capture`](crate::Stream::capture)) is not disturbed.
-    /// - [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) if earlier work on the device failed.
-    /// - [`ErrorKind::Simulation`](crate::ErrorKind::Simulation) if the simulated device saw an access out of order.
-    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    /// - [`ErrorKind::ContextLost`] if earlier work on the device failed.
+    /// - [`ErrorKind::Simulation`] if the simulated device saw an access out of order.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool> {
         let _site = CallSite::enter();

@@ -10,6 +10,8 @@
 //! | [`pinned`] | page-locked memory as allocators |
 //! | [`container`], [`transfer`] | typed memory on the device; copies |
 //! | `interop` | cudarc's traits, and sources in CUDA C++ |
+// What the crates above share is hidden in the documentation of `aquifer`, and may name what is private here.
+#![allow(rustdoc::private_intra_doc_links)]
 #![deny(missing_docs, missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Without one of the backends, parts of the lower modules that it alone uses are dead.

@@ -24,7 +24,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// [`kind`](Self::kind) is for programs and [`Display`](fmt::Display) for people. `Display` writes one sentence that
 /// says what was asked and what was there. Another says what to do, where there is something to do.
 /// [`driver`](Self::driver) names the driver call and its number where one failed. Where a
-/// [`StackTextError`](crate::mr::StackTextError) is the source, the text and a caret stand between the sentences.
+/// `StackTextError` is the source, the text and a caret stand between the sentences.
 ///
 /// ```
 /// use aquifer::{DeviceLayout, ErrorKind};
@@ -66,7 +66,7 @@ macro_rules! ensure {
 pub use crate::ensure;
 
 impl Error {
-    /// An error of your own, for a [`DeviceResource`](crate::DeviceResource) or a kernel's host form. It has a kind,
+    /// An error of your own, for a `DeviceResource` or a kernel's host form. It has a kind,
     /// and one sentence that says what was asked and what was there.
     ///
     /// ```

@@ -415,7 +415,7 @@ impl<'a> HostArgs<'a> {
         .with_advice("let the host form take what the launch gives, in its order")
     }
 
-    /// The next argument, a buffer that the launch gave by [`Launch::input`](crate::kernel::Launch::input). Its bytes
+    /// The next argument, a buffer that the launch gave by `Launch::input`. Its bytes
     /// are taken as elements of `T`, whatever the launch's type was.
     ///
     /// # Errors
@@ -429,7 +429,7 @@ impl<'a> HostArgs<'a> {
         Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
     }
 
-    /// The next argument, a buffer that the launch gave by [`Launch::output`](crate::kernel::Launch::output). It is
+    /// The next argument, a buffer that the launch gave by `Launch::output`. It is
     /// taken as [`input`](Self::input) takes one. All of it counts as written, whatever the form writes.
     ///
     /// # Errors
@@ -443,7 +443,7 @@ impl<'a> HostArgs<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
     }
 
-    /// The next argument, a buffer that the launch gave by [`Launch::in_out`](crate::kernel::Launch::in_out). It is
+    /// The next argument, a buffer that the launch gave by `Launch::in_out`. It is
     /// taken as [`input`](Self::input) takes one.
     ///
     /// # Errors

@@ -7,6 +7,8 @@
 //!
 //! [`error`](mod@error), [`layout`], [`Kernel`] and the properties of a device are public in `aquifer`. The rest is for
 //! the crates above.
+// What the crates above share is hidden in the documentation of `aquifer`, and may name what is private here.
+#![allow(rustdoc::private_intra_doc_links)]
 #![deny(missing_docs, missing_debug_implementations)]
 // Without the CUDA backend, parts that it alone uses are dead.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]

@@ -373,8 +373,8 @@ impl AsyncResource {
     }
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to
-    /// import ([`IpcPool::import`](crate::ipc::IpcPool::import), or another library's call).
-    /// [`send_to`](Self::send_to) sends one over a socket. The descriptor of a simulated
+    /// import (`IpcPool::import`, or another library's call).
+    /// `send_to` sends one over a socket. The descriptor of a simulated
     /// device serves its own process.
     ///
     /// # Errors

@@ -20,6 +20,15 @@ use aquifer_events as debug_log;
 use aquifer_pool::{self as pool, heap};
 use aquifer_sync as sync;
 
+// The names that the documentation links to are those of `aquifer`.
+#[cfg(doc)]
+use aquifer_core::*;
+#[cfg(doc)]
+mod mr {
+    pub use crate::*;
+    pub use aquifer_core::mr::*;
+}
+
 pub use adaptor::*;
 pub use arena::{ArenaOptions, ArenaResource};
 pub use binning::{BinningOptions, BinningResource};

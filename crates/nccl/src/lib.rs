@@ -29,6 +29,10 @@ use aquifer_driver::{self as driver, error, impls, layout};
 use aquifer_events as debug_log;
 use aquifer_sync as sync;
 
+// The names that the documentation links to are those of `aquifer`.
+#[cfg(doc)]
+use aquifer_core::*;
+
 pub use aquifer_driver::ReduceOp;
 pub use calls::Group;
 pub use communicator::{Communicator, CommunicatorOptions};

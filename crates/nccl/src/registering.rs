@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 /// registrations along. A call that registers a block or takes that back waits for the call of another
 /// thread on the communicator. Have each rank of a communicator take its vectors from such a pool, or
 /// none. The safety section of [`Communicator::new`] says why. The gain depends on the memory and the
-/// links. [`NcclResource`](crate::mr::NcclResource) has memory that NCCL can use in all ways.
+/// links. `NcclResource` has memory that NCCL can use in all ways.
 ///
 /// ```
 /// use aquifer::{

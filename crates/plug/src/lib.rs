@@ -23,6 +23,20 @@ use aquifer_events as debug_log;
 use aquifer_mr::adaptor;
 use aquifer_sync as sync;
 
+// The names that the documentation links to are those of `aquifer`.
+#[cfg(doc)]
+use aquifer_core::*;
+#[cfg(doc)]
+mod mr {
+    pub use crate::{ResourceStack, StackText, StackTextError};
+    pub use aquifer_core::mr::*;
+    pub use aquifer_mr::*;
+}
+#[cfg(doc)]
+use crate as nbep7;
+#[cfg(doc)]
+use crate as nep49;
+
 pub use data_handler::{
     DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler, WithDataHandler,
     current_data_handler, data_handler_name, data_handler_version, set_data_handler,

@@ -159,7 +159,7 @@ pub unsafe trait MemoryManager: fmt::Debug + Send + Sync {
     /// given.
     ///
     /// The default is the driver's handle of the allocation that the memory lies in, with the offset
-    /// of the memory. A vector's own [`ipc_handle`](crate::DeviceVec::ipc_handle) is that, too.
+    /// of the memory. A vector's own `ipc_handle` is that, too.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 //! Host memory stands for device memory, and a host function for each kernel. Streams are queues that a seeded
 //! scheduler drains in any order that stream order allows. Every access is checked against that order with vector
 //! clocks. The checks find two accesses without an order, a use before the allocation or after the free, a read of
-//! bytes that were never written, and more. They also follow the blocks that a [`PoolResource`](crate::PoolResource)
+//! bytes that were never written, and more. They also follow the blocks that a `PoolResource`
 //! cuts from its memory. A block is memory from its allocation to its free, and unwritten when it is handed out again.
 //!
 //! Each violation is a typed [`Report`]. It has both sides, the lines of the program that gave them, the vector's type
@@ -14,7 +14,7 @@
 //! A launch is refused where a driver would refuse it, by the limits of CUDA and by what the PTX text says of the
 //! entry. The text is not compiled.
 //!
-//! [`SimConfig`] configures a device. [`CheckedDevice`](crate::CheckedDevice) fails the test that does not look at its
+//! [`SimConfig`] configures a device. `CheckedDevice` fails the test that does not look at its
 //! reports. A [`Simulator`] inspects a device. It has the reports, the counts of driver calls, and switches that make
 //! the n-th call fail or lose the context.
 //!
@@ -25,7 +25,7 @@
 //! - A copy of pageable memory cannot be captured, nor an allocation in stream order.
 //! - A driver's pool caches no memory.
 //! - The default pool of a device ends with its last vector, unless the handle of
-//!   [`default_device_pool`](crate::mr::default_device_pool) is kept. Then the memory goes back to the driver, and the
+//!   `default_device_pool` is kept. Then the memory goes back to the driver, and the
 //!   counts are gone. The next vector makes another pool, by a driver call. The end of a pool orders no work of the
 //!   program's.
 //! - Managed memory stays at the host. It takes none of the device's memory, and may be as much as the device and
@@ -38,7 +38,7 @@
 //! - A launch is refused where a buffer that it writes overlaps another argument, since the host form would get two
 //!   references to it.
 //! - Ranks of a communicator are in one process, and their calls are compared. A call that waits for a rank gives it up
-//!   after [`rank_timeout`](SimConfig::rank_timeout). An [`NcclResource`](crate::mr::NcclResource) has plain memory.
+//!   after [`rank_timeout`](SimConfig::rank_timeout). An `NcclResource` has plain memory.
 //! - Dropping a device runs its queues.
 //! - With [`Schedule::OnDemand`], queued operations run on the threads that wait for them, and so do host forms. Inside
 //!   of `await`, that is the thread that polls the future. A host form that waits for another task of that thread never
@@ -53,13 +53,13 @@
 //! - The host writes page-locked memory whose copy has run by then, which depends on the seed and on calls in between
 //!   as well. Or it writes the values that are there already.
 //! - The host reads or writes mapped or managed memory by a raw pointer while a kernel uses it.
-//! - The host writes ordinary memory that [`copy_from_slice_async`](crate::DeviceVec::copy_from_slice_async) reads
+//! - The host writes ordinary memory that `copy_from_slice_async` reads
 //!   still. The memory is read at once, as by a driver that copies it aside.
 //! - A host form does not take an argument of the launch, or takes it as elements of another type.
 //! - The PTX does something else than the host form, or is faulty in another way than a launch shows.
 //! - A kernel does not write all bytes that it declares as output.
 //! - Threads of one launch race with each other, since the host form is called once for all of them.
-//! - A resource of your own or a [`PinnedPool`](crate::pinned::PinnedPool) hands out memory again. To the device that
+//! - A resource of your own or a `PinnedPool` hands out memory again. To the device that
 //!   is one block, and counts as written.
 //! - An address that was freed and handed out again is used by its former owner. The device takes it for the new
 //!   owner's.
@@ -77,10 +77,10 @@
 //! - Memory is registered that the process may not read, or has not mapped where the system is not Linux.
 //! - Memory in a bin or a block of a fixed size is used past what was asked, since the whole block is the owner's.
 //!
-//! [`PinnedAlloc`](crate::PinnedAlloc) takes memory of the device that
-//! [`Device::detect_or_simulate`](crate::Device::detect_or_simulate) found, or ordinary memory before that. For page-locked memory
-//! of a simulated one, use [`PinnedResource::new`](crate::pinned::PinnedResource::new) with it, or make that
-//! [current](crate::pinned::set_current_pinned_resource).
+//! `PinnedAlloc` takes memory of the device that
+//! `Device::detect_or_simulate` found, or ordinary memory before that. For page-locked memory
+//! of a simulated one, use `PinnedResource::new` with it, or make that
+//! current.
 
 // Each part imports only parts above it in this list, but for `calls/` and `driver`: the driver begins
 // each call, and the calls are methods of it.
@@ -102,6 +102,12 @@ mod simulator;
 mod state;
 #[cfg(test)]
 mod tests;
+
+// The name that the documentation links to is that of `aquifer`.
+#[cfg(doc)]
+use crate as sim;
+#[cfg(doc)]
+use aquifer_driver::error::{Error, ErrorKind};
 
 pub use check::{Report, Violation};
 #[doc(hidden)]

@@ -182,7 +182,7 @@ impl Simulator {
     }
 
     /// Blocks of ordinary host memory that the device reaches, of a
-    /// [`SystemResource`](crate::mr::SystemResource), that are not freed.
+    /// `SystemResource`, that are not freed.
     pub fn pageable_blocks(&self) -> usize {
         self.blocks(|kind| kind == BlockKind::Pageable).0
     }
@@ -193,7 +193,7 @@ impl Simulator {
     }
 
     /// A stream as another library makes it, by its driver's handle. It is for tests of
-    /// [`Stream::from_handle`](crate::Stream::from_handle).
+    /// `Stream::from_handle`.
     ///
     /// # Errors
     ///

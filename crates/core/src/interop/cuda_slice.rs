@@ -139,7 +139,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Gives the vector to cudarc, where cudarc frees the memory as its resource would. That is so for memory of an
-    /// [`AsyncResource`](crate::mr::AsyncResource), which `cuMemFreeAsync` of any library frees.
+    /// `AsyncResource`, which `cuMemFreeAsync` of any library frees.
     /// [`from_cuda_slice`](Self::from_cuda_slice) has an example.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 /// of it.
 ///
 /// A [`PinnedPool`](crate::pinned::PinnedPool) or [`PinnedResource`](crate::pinned::PinnedResource) is an
-/// [`Allocator`](crate::allocator_api2::alloc::Allocator) as well, which has an `allocate`, too. If both traits are
+/// `Allocator` as well, which has an `allocate`, too. If both traits are
 /// imported, `DeviceResource::allocate(&pool, ..)` says which.
 ///
 /// # What a method may wait for
@@ -47,14 +47,14 @@ use std::ptr::NonNull;
 ///
 /// | resource | what it is to `memcheck` |
 /// |---|---|
-/// | [`CudaResource`](crate::CudaResource), [`ManagedResource`](crate::mr::ManagedResource), [`ManagedAlloc`](crate::mr::ManagedAlloc) | each block, to the byte |
-/// | [`AsyncResource`](crate::mr::AsyncResource) | each block, to the byte, in stream order |
+/// | [`CudaResource`](crate::CudaResource), `ManagedResource`, `ManagedAlloc` | each block, to the byte |
+/// | `AsyncResource` | each block, to the byte, in stream order |
 /// | [`PinnedResource`](crate::pinned::PinnedResource) | each block, to its last page |
-/// | [`PoolResource`](crate::PoolResource), [`FixedSizeResource`](crate::mr::FixedSizeResource), [`ArenaResource`](crate::mr::ArenaResource), [`PinnedPool`](crate::pinned::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
+/// | [`PoolResource`](crate::PoolResource), `FixedSizeResource`, `ArenaResource`, [`PinnedPool`](crate::pinned::PinnedPool) | one large block for each of the upstream's: an access past a block's end, or after its free, is inside it and not seen |
 /// | the same but `PinnedPool`, with the feature `nvtx` and `--nvtx yes` | each block, to the byte or to the bin's size; see [`debug_log`](crate::debug_log#the-memory-extension) |
-/// | [`SystemResource`](crate::mr::SystemResource) | nothing: it is the host's heap |
-/// | [`BinningResource`](crate::mr::BinningResource) | what the resource of the bin is |
-/// | [`CallbackResource`](crate::mr::CallbackResource) | what the closures hand out |
+/// | `SystemResource` | nothing: it is the host's heap |
+/// | `BinningResource` | what the resource of the bin is |
+/// | `CallbackResource` | what the closures hand out |
 /// | an adaptor | what its upstream is |
 ///
 /// To look for such accesses to the byte, run with
@@ -220,7 +220,7 @@ pub unsafe trait DeviceResource: Share + fmt::Debug + Send + Sync {
     /// By default a resource cannot. The driver's answer for two devices is asked once.
     /// [`CudaResource`](crate::CudaResource) enables it for all plain memory of its device,
     /// [`VirtualResource`](crate::mr::VirtualResource) for all mapped memory,
-    /// [`AsyncResource`](crate::mr::AsyncResource) for its pool alone. A pool on handles does what a `VirtualResource`
+    /// `AsyncResource` for its pool alone. A pool on handles does what a `VirtualResource`
     /// does. Other pools, and adaptors, ask their upstream.
     ///
     /// ```

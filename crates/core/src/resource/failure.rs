@@ -9,7 +9,7 @@ use crate::sync::{Arc, assert_unlocked};
 use std::cell::Cell;
 use std::fmt;
 
-/// An allocation that failed. The callback of a [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor) or of a
+/// An allocation that failed. The callback of a `FailureCallbackAdaptor` or of a
 /// pool sees it ([`PoolOptions::failure_callback`](crate::mr::PoolOptions::failure_callback),
 /// [`PinnedPoolOptions::failure_callback`](crate::pinned::PinnedPoolOptions::failure_callback)). RMM's callback gets
 /// the bytes alone.

@@ -43,8 +43,8 @@ pub use options::{Handles, MissPolicy, PoolOptions};
 /// rounded up to 256 bytes. It never holds more than its maximum size, and can always use all of it. Before an
 /// out-of-memory error it gathers the memory that all streams and threads have freed, and returns blocks of upstream to
 /// get larger ones. If the device has no memory left, its other pools give back their free memory, at first without a
-/// wait. They are those of this type, of [`FixedSizeResource`](crate::mr::FixedSizeResource) and of
-/// [`BinningResource`](crate::mr::BinningResource). Then the user's [callback](PoolOptions::failure_callback) may free
+/// wait. They are those of this type, of `FixedSizeResource` and of
+/// `BinningResource`. Then the user's [callback](PoolOptions::failure_callback) may free
 /// some. Then the host waits for the streams that hold pending memory, until that is enough
 /// ([`MissStep::Trim`](crate::mr::MissStep::Trim)). An error names the memory that there is, and what would have
 /// helped.

@@ -125,7 +125,7 @@ pub fn external_memory(device: &Device) -> Result<Option<Arc<dyn ExternalMemory>
 /// # Errors
 ///
 /// The errors of making the pool, and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the process has a
-/// memory manager ([`set_memory_manager`](crate::nbep7::set_memory_manager)), from which vectors come then.
+/// memory manager (`set_memory_manager`), from which vectors come then.
 pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
     not_forked(CURRENT)?;
     if let Some(memory) = external_memory(device)? {
@@ -143,7 +143,7 @@ pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
 ///
 /// - the resource of the calling thread's innermost [scope](crate::mr::with_device_resource) on this device
 /// - the resource that was [set](set_current_device_resource)
-/// - the process's [memory manager](crate::nbep7::set_memory_manager)
+/// - the process's memory manager
 /// - a [`PoolResource`] over [`CudaResource`], made at the first use
 ///
 /// RMM has `get_per_device_resource`.

@@ -33,7 +33,7 @@ use crate::stream::{Stream, deferred};
 /// Vectors in such a pool grow [in place](crate::DeviceVec::growth).
 ///
 /// Keep in mind:
-/// - `cuIpcGetMemHandle` shares no such memory, but [`DeviceVec::send_to`](crate::DeviceVec::send_to) does. Take blocks
+/// - `cuIpcGetMemHandle` shares no such memory, but `DeviceVec::send_to` does. Take blocks
 ///   of `CudaResource` where PyTorch's, CuPy's or Numba's sharing of tensors needs it.
 /// - It is made for GPUDirect RDMA if the device says that it can
 ///   ([`DeviceProperties::virtual_memory_rdma`](crate::device::DeviceProperties::virtual_memory_rdma)) and does not

@@ -24,7 +24,7 @@ use std::task::{Context, Poll};
 ///
 /// An early drop leaves the buffers with the event that ends the copy, and no thread blocks. They are freed when the
 /// device is past the copy and a later call looks for them. Such a call is a transfer, a synchronisation, a pool's
-/// trim, or an allocation that would have no memory otherwise ([the guide's page on tasks](crate::guide::tasks)). A
+/// trim, or an allocation that would have no memory otherwise (the guide's page on tasks). A
 /// transfer that is forgotten leaks them. In both cases the device never touches memory of another owner.
 ///
 /// ```

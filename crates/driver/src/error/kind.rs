@@ -1,6 +1,6 @@
 //! The kinds of errors.
 
-/// The kind of an [`Error`](crate::Error). More kinds may come.
+/// The kind of an `Error`. More kinds may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -27,13 +27,13 @@ pub enum ErrorKind {
     /// invalidated before, and there is no graph.
     Capture,
     /// The context or the driver is gone or broken, and everything on this device fails from here on. Where a kernel's
-    /// fault broke a simulated device, its [`Report`](crate::sim::Report) is the source.
+    /// fault broke a simulated device, its `Report` is the source.
     ContextLost,
     /// The process was forked after a device was opened, and the child cannot use it.
     Forked,
-    /// The simulated device found a [`Violation`](crate::sim::Violation). It may be an access that no stream order
+    /// The simulated device found a `Violation`. It may be an access that no stream order
     /// allows, a read of what was never written, a fault of a kernel or another. The source is the
-    /// [`Report`](crate::sim::Report).
+    /// `Report`.
     Simulation,
     /// A resource that serves one call at a time was called from inside of its own call.
     Reentered,
@@ -45,6 +45,6 @@ pub enum ErrorKind {
     /// A communicator is of no use any more, since another rank failed, left or did not answer in time, or this one was
     /// aborted. The results of its collectives may be written in part. All else of the device goes on.
     CommunicatorLost,
-    /// Any other failure of a driver call. [`Error::driver`](crate::Error::driver) has its number.
+    /// Any other failure of a driver call. `Error::driver` has its number.
     Driver,
 }

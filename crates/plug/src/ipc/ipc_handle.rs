@@ -32,7 +32,7 @@ impl IpcKind {
 /// Device memory of one process, for others to open. The handle is plain data, sent over any
 /// pipe as [`to_bytes`](Self::to_bytes).
 ///
-/// [`DeviceVec::ipc_handle`](crate::DeviceVec::ipc_handle) makes one, of a vector, a buffer or a
+/// `DeviceVec::ipc_handle` makes one, of a vector, a buffer or a
 /// slice. [`open`](Self::open) makes a vector of it in another process. The handle names the
 /// driver's allocation, the offset of the memory in it, and the size. It names the device by its
 /// UUID, which is the same in every process.
@@ -43,7 +43,7 @@ impl IpcKind {
 /// |---|---|
 /// | [`CudaResource`](crate::CudaResource), adaptors over it, and pools over it that take blocks | [`IpcKind::Plain`] |
 /// | an [`AsyncResource`](crate::mr::AsyncResource) that is [shareable](crate::mr::AsyncOptions::shareable), and pools over it | [`IpcKind::Pool`] |
-/// | a pool on [handles](crate::mr::Handles), [`VirtualResource`](crate::mr::VirtualResource) | none: [`DeviceVec::send_to`](crate::DeviceVec::send_to) sends it over a Unix socket |
+/// | a pool on [handles](crate::mr::Handles), [`VirtualResource`](crate::mr::VirtualResource) | none: `DeviceVec::send_to` sends it over a Unix socket |
 /// | another driver pool, [`ManagedResource`](crate::mr::ManagedResource), page-locked memory, [`SystemResource`](crate::mr::SystemResource) | none: an error of [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) |
 ///
 /// A pool cuts many blocks from one allocation. A process that opens one of them has the whole allocation,

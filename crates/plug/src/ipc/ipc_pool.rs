@@ -102,7 +102,7 @@ impl IpcPool {
         send_descriptor(socket, &message, descriptor.as_fd(), &POOL)
     }
 
-    /// Waits for a pool that another process sends by [`AsyncResource::send_to`], and imports it. `device` is the
+    /// Waits for a pool that another process sends by `AsyncResource::send_to`, and imports it. `device` is the
     /// pool's, in this process. [`IpcPool`] has an example.
     ///
     /// # Errors

@@ -21,9 +21,9 @@ pub enum Violation {
     UseBeforeAllocation,
     /// An operation names memory that was freed before it was enqueued.
     UseAfterFree,
-    /// Memory is freed, a host range unregistered, or a range taken back from a [`Communicator`](crate::Communicator)
+    /// Memory is freed, a host range unregistered, or a range taken back from a `Communicator`
     /// too early. An operation that is not ordered before that may still use it, or it is open by an
-    /// [`IpcHandle`](crate::ipc::IpcHandle).
+    /// `IpcHandle`.
     FreeWhileInUse,
     /// Memory is freed a second time.
     DoubleFree,

@@ -138,8 +138,8 @@ impl SimConfig {
     #[doc(hidden)]
     pub const SEED: &str = "AQUIFER_SIM_SEED";
 
-    /// The default, and over it what the environment chooses. [`Device::detect`](crate::Device::detect) begins with it
-    /// if it makes a simulated device. [`Device::simulated`](crate::Device::simulated) asks nothing of the environment.
+    /// The default, and over it what the environment chooses. `Device::detect` begins with it
+    /// if it makes a simulated device. `Device::simulated` asks nothing of the environment.
     ///
     /// | variable | values |
     /// | --- | --- |

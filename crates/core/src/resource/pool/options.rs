@@ -79,7 +79,7 @@ pub enum PoolOwner {
 /// A handle is memory without an address (`cuMemCreate`, `cuMemMap`). It moves to where it is wanted and goes back
 /// without a wait, so a pool on handles holds little more than it uses. [`VirtualResource`](crate::mr::VirtualResource)
 /// says more. A block stays where it is. Only blocks are shared by `cuIpcGetMemHandle`, by which PyTorch, CuPy, Numba
-/// and [`ipc_handle`](crate::DeviceVec::ipc_handle) share memory with other processes.
+/// and `ipc_handle` share memory with other processes.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, PoolResource, mr::Handles, sim::SimConfig};
@@ -223,7 +223,7 @@ impl<U> PoolOptions<U> {
     /// The pool keeps the callback, and a vector keeps its pool. So give the callback a `Weak` of a value that holds
     /// vectors. Otherwise neither goes.
     ///
-    /// It is the callback of a [`FailureCallbackAdaptor`](crate::mr::FailureCallbackAdaptor), which is asked after the pool
+    /// It is the callback of a `FailureCallbackAdaptor`, which is asked after the pool
     /// below it has waited for all streams.
     ///
     /// ```
