@@ -150,9 +150,8 @@ pub use half;
 
 /// The names that most programs use, for a glob import, also beside those of cudarc.
 ///
-/// It leaves out the names that both crates have, which are `LaunchConfig`,
-/// `DeviceSlice` and `DriverError`. A launch takes
-/// either [`LaunchConfig`].
+/// It leaves out the names that both crates have, which are `LaunchConfig`, `DeviceSlice` and
+/// `DriverError`. A launch takes either [`LaunchConfig`].
 ///
 /// ```
 /// use aquifer::prelude::*;

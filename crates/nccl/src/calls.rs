@@ -200,9 +200,8 @@ collectives! {
     /// As there.
     fn all_reduce_in_place<T: ReduceElement>(write data, op: ReduceOp);
 
-    /// Reduces the data of all ranks, and gives the result to rank `root` alone. The
-    /// others' `receive` is not used, and may
-    /// be empty.
+    /// Reduces the data of all ranks, and gives the result to rank `root` alone. The others' `receive`
+    /// is not used, and may be empty.
     ///
     /// # Errors
     ///
