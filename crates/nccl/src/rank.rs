@@ -316,7 +316,8 @@ impl Rank {
     ///
     /// # Safety
     ///
-    /// As [`communicator_register`](crate::driver::CollectiveCalls::communicator_register), of the range.
+    /// The conditions of [`communicator_register`](crate::driver::CollectiveCalls::communicator_register)
+    /// hold for the range.
     pub(super) unsafe fn register(
         &self,
         state: &RankState,

@@ -109,7 +109,7 @@ impl MemoryPointer {
     ///
     /// # Errors
     ///
-    /// As [`IpcHandle::of_block`].
+    /// The errors of [`IpcHandle::of_block`].
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         let block = DeviceBlock::new(self.address, self.bytes, 0);
         IpcHandle::of_block(&self.stream(), &block)

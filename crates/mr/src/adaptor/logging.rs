@@ -119,7 +119,7 @@ impl<U: DeviceResource> LoggingAdaptor<U> {
     ///
     /// # Errors
     ///
-    /// As [`LoggingOptions::build`].
+    /// The errors of [`LoggingOptions::build`].
     pub fn new(upstream: U, path: impl Into<PathBuf>) -> Result<Self> {
         Self::builder(upstream).path(path).build()
     }

@@ -46,7 +46,7 @@ impl<T> PolymorphicAllocator<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`current_device_resource`].
+    /// The errors of [`current_device_resource`].
     pub fn new(device: &Device) -> Result<Self> {
         current_device_resource(device).map(Self::new_in)
     }

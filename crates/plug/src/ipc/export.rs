@@ -185,7 +185,7 @@ impl IpcHandle {
     ///
     /// # Errors
     ///
-    /// As [`IpcExport::ipc_handle`].
+    /// The errors of [`IpcExport::ipc_handle`].
     #[track_caller]
     pub fn of_block(stream: &Stream, block: &DeviceBlock) -> Result<Self> {
         let _site = CallSite::enter();
