@@ -137,7 +137,7 @@ impl RankState {
         if self.unmarked > 0 { self.mark(call) } else { Ok(()) }
     }
 
-    /// Stops counting the collectives that the stream has passed.
+    /// Counts the collectives no more that the stream has passed.
     fn forget_passed(&mut self) -> Result<()> {
         while let Some(mark) = self.marks.front()
             && mark.event.is_complete()?
