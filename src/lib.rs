@@ -1,5 +1,6 @@
-//! Memory for Rust programs that launch CUDA kernels. `Vec`, `Box` and `HashMap` live in page-locked memory, [`DeviceVec`] on the
-//! device, and a stream-ordered pool serves both without a driver call when it is warm.
+//! Memory for Rust programs that launch CUDA kernels. `Vec`, `Box` and `HashMap` live in
+//! page-locked memory, and [`DeviceVec`] lives on the device. A warm stream-ordered pool
+//! serves both without a driver call.
 //!
 //! ```
 //! use allocator_api2::vec::Vec;
@@ -18,7 +19,8 @@
 //! # }
 //! ```
 //!
-//! The guide ([`guide`]) has pages on one task each. The README says what to take for what, and how to add the crate.
+//! The guide ([`guide`]) has pages on one task each. The README says which type fits
+//! which task, and how to add the crate.
 //!
 //! | module | content |
 //! | --- | --- |
@@ -70,7 +72,7 @@ pub use stream::{Event, Stream};
 pub use transfer::Transfer;
 
 pub mod mr {
-    //! Memory resources, as RMM calls them: where device memory comes from.
+    //! Memory resources, as RMM calls them, from which device memory comes.
     //!
     //! | | |
     //! | --- | --- |
@@ -92,7 +94,7 @@ pub mod mr {
 }
 
 pub mod nbep7 {
-    //! Memory managers: what has all memory of a process whose code names no resource, after Numba's
+    //! Memory managers, which have all memory of a process whose code names no resource, after Numba's
     //! [NBEP 7](https://numba.readthedocs.io/en/stable/proposals/external-memory-management.html).
 
     pub use aquifer_plug::{
@@ -103,7 +105,7 @@ pub mod nbep7 {
 }
 
 pub mod nep49 {
-    //! Data handlers: named tables of `malloc`, `calloc`, `realloc` and `free`, after NumPy's
+    //! Data handlers, which are named tables of `malloc`, `calloc`, `realloc` and `free`, after NumPy's
     //! [NEP 49](https://numpy.org/neps/nep-0049.html).
 
     pub use aquifer_plug::{
@@ -122,7 +124,7 @@ pub mod ipc {
 }
 
 pub mod collective {
-    //! Several devices, by NCCL: communicators, groups, memory that they know.
+    //! Collectives of several devices, by NCCL, with communicators, groups, and memory that they know.
 
     pub use aquifer_nccl::{
         Communicator, CommunicatorId, CommunicatorOptions, Group, ReduceElement, ReduceOp,
@@ -148,8 +150,8 @@ pub use half;
 
 /// The names that most programs use, for a glob import, also beside those of cudarc.
 ///
-/// It leaves out what both crates have: `LaunchConfig`, `DeviceSlice` and `DriverError`. A launch takes
-/// either [`LaunchConfig`].
+/// It leaves out the names that both crates have, which are `LaunchConfig`, `DeviceSlice` and
+/// `DriverError`. A launch takes either [`LaunchConfig`].
 ///
 /// ```
 /// use aquifer::prelude::*;

@@ -13,15 +13,15 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The variables that name the file; the first that is set counts.
+/// The variables that name the file. The first that is set counts.
 const VARIABLES: [&str; 2] = ["AQUIFER_DEBUG_LOG_FILE", "RMM_DEBUG_LOG_FILE"];
 
-/// The prefix of the targets of the crate's events. With the colons: `aquifer` alone may begin other
-/// crates' targets.
+/// The prefix of the targets of the crate's events. It has the colons, since `aquifer`
+/// alone may begin other crates' targets.
 const MODULES: &str = "aquifer::";
 
-/// A file that the crate's [events](crate::debug_log) are written to, one a line: with the feature
-/// `debug-log`.
+/// A file that the crate's [events](crate::debug_log) are written to, one a line, with the
+/// feature `debug-log`.
 ///
 /// A line is the time (UTC, RFC 3339, microseconds), the level, the thread, the target, the message
 /// and the fields as `name=value`:
@@ -30,16 +30,16 @@ const MODULES: &str = "aquifer::";
 /// 2026-01-31T12:00:00.123456Z DEBUG ThreadId(01) aquifer::pool: pool grew pool=17 device=0 stream=16 …
 /// ```
 ///
-/// A line break inside of an event is written as `\n`. Lines are added at the end of the file: what
-/// is there stays. Each is one write without a lock or a buffer, so nothing is lost when the process
-/// ends in whatever way, lines of several processes do not mix, and the child of a fork may write.
+/// A line break inside of an event is written as `\n` or `\r`. Lines are added at the end of the file,
+/// whose content stays. Each line is one write without a lock or a buffer. So nothing is lost in whatever
+/// way the process ends, lines of several processes do not mix, and the child of a fork may write.
 /// A line that cannot be written, for example on a full disk, is an error on standard error.
 ///
 /// Events of other crates, and events more verbose than [`level`](Self::level), are left out.
 ///
 /// RMM's counterpart is the logger behind `RMM_DEBUG_LOG_FILE`, which is read here too, where
-/// `AQUIFER_DEBUG_LOG_FILE` is not set. RMM's empties the file, buffers, and cannot be given another
-/// sink or joined with the program's own log.
+/// `AQUIFER_DEBUG_LOG_FILE` is not set. RMM's logger empties the file and buffers its lines. It cannot
+/// be given another sink or joined with the program's own log.
 ///
 /// ```
 /// use aquifer::debug_log::DebugLog;
@@ -86,11 +86,12 @@ impl DebugLog {
         named.map(open).transpose()
     }
 
-    /// As [`from_env`](Self::from_env) and [`init`](Self::init). `false` if no file is named.
+    /// Calls [`from_env`](Self::from_env), and then [`init`](Self::init) on the log. Returns
+    /// `false` if no file is named.
     ///
     /// # Errors
     ///
-    /// Theirs.
+    /// The errors of both.
     pub fn init_from_env() -> Result<bool> {
         match Self::from_env()? {
             Some(log) => log.init().map(|()| true),
@@ -108,13 +109,13 @@ impl DebugLog {
         Ok(Self { lines: Arc::new(Lines(file)), path: path.to_owned(), level: Level::DEBUG })
     }
 
-    /// Writes events of this level and those that are less detailed; by default [`Level::DEBUG`].
+    /// Writes events of this level and those that are less detailed. The default is [`Level::DEBUG`].
     #[must_use]
     pub fn level(self, level: Level) -> Self {
         Self { level, ..self }
     }
 
-    /// Where the file is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -137,8 +138,8 @@ impl DebugLog {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if the program has one already: give that the
-    /// [`layer`](Self::layer).
+    /// [`ErrorKind::InvalidArgument`] if the program has a subscriber already. Give the
+    /// [`layer`](Self::layer) to that one.
     pub fn init(self) -> Result<()> {
         let subscriber = tracing_subscriber::registry().with(self.layer());
         tracing::subscriber::set_global_default(subscriber).map_err(|error| {

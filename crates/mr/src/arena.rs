@@ -69,7 +69,7 @@ impl<U: DeviceResource + 'static> ArenaResource<U> {
     ///
     /// # Errors
     ///
-    /// As [`ArenaOptions::build`].
+    /// The errors of [`ArenaOptions::build`].
     pub fn new(upstream: U) -> Result<Self> {
         Self::builder(upstream).build()
     }

@@ -143,7 +143,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     ///
     /// # Errors
     ///
-    /// As [`PoolResource::trim`](crate::PoolResource::trim), of the first bin that fails.
+    /// The errors of [`PoolResource::trim`](crate::PoolResource::trim), of the first bin that fails.
     #[track_caller]
     pub fn trim(&self, keep: usize) -> Result<usize> {
         self.trim_bins(keep, FixedSizeResource::trim)
@@ -164,7 +164,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
     ///
     /// # Errors
     ///
-    /// As [`PoolResource::wait_and_trim`](crate::PoolResource::wait_and_trim), of the first bin that fails.
+    /// The errors of [`PoolResource::wait_and_trim`](crate::PoolResource::wait_and_trim), of the first bin that fails.
     #[track_caller]
     pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
         self.trim_bins(keep, FixedSizeResource::wait_and_trim)
@@ -251,7 +251,7 @@ impl<U: DeviceResource + 'static> BinningResource<U> {
 
     /// # Safety
     ///
-    /// As [`DeviceResource::deallocate`].
+    /// The conditions of [`DeviceResource::deallocate`] hold.
     #[inline(never)]
     unsafe fn deallocate_cold(&self, stream: &Stream, block: DeviceBlock) {
         // SAFETY: as in `deallocate`, whose caller vouches for it.

@@ -226,7 +226,7 @@ impl AsyncResource {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_release_threshold(device: &Device, bytes: u64) -> Result<Self> {
         Self::builder(device).release_threshold(bytes).build()
     }
@@ -270,7 +270,7 @@ impl AsyncResource {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn default_pool(device: &Device) -> Result<Self> {
         require_pools(device)?;
         let wanted = || format!("asking {device} for its default pool");

@@ -96,7 +96,7 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
     ///
     /// # Errors
     ///
-    /// As [`PoolResource::trim`].
+    /// The errors of [`PoolResource::trim`].
     #[track_caller]
     pub fn trim(&self, keep: usize) -> Result<usize> {
         self.pool.trim(keep)
@@ -107,7 +107,7 @@ impl<U: DeviceResource + 'static> FixedSizeResource<U> {
     ///
     /// # Errors
     ///
-    /// As [`PoolResource::wait_and_trim`].
+    /// The errors of [`PoolResource::wait_and_trim`].
     #[track_caller]
     pub fn wait_and_trim(&self, keep: usize) -> Result<usize> {
         self.pool.wait_and_trim(keep)

@@ -193,16 +193,15 @@ collectives! {
     /// - The errors of the driver.
     fn all_reduce<T: ReduceElement>(read send write receive, op: ReduceOp);
 
-    /// As [`all_reduce`](Self::all_reduce), in place.
+    /// Like [`all_reduce`](Self::all_reduce), in place.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`all_reduce`](Self::all_reduce).
     fn all_reduce_in_place<T: ReduceElement>(write data, op: ReduceOp);
 
-    /// Reduces the data of all ranks, and gives the result to rank `root` alone. The
-    /// others' `receive` is not used, and may
-    /// be empty.
+    /// Reduces the data of all ranks, and gives the result to rank `root` alone. The others' `receive`
+    /// is not used, and may be empty.
     ///
     /// # Errors
     ///
@@ -214,7 +213,7 @@ collectives! {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`reduce`](Self::reduce).
     fn reduce_in_place<T: ReduceElement>(write data, op: ReduceOp, root: usize);
 
     /// Reduces the data of all ranks, and gives each rank its part of the result. Rank 0 gets the
@@ -222,7 +221,7 @@ collectives! {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce`](Self::all_reduce).
+    /// The errors of [`all_reduce`](Self::all_reduce).
     fn reduce_scatter<T: ReduceElement>(read send write receive, op: ReduceOp);
 
     /// Like [`reduce_scatter`](Self::reduce_scatter), in place. This rank's part of `data` gets the
@@ -239,14 +238,14 @@ collectives! {
     ///
     /// # Errors
     ///
-    /// As [`reduce`](Self::reduce).
+    /// The errors of [`reduce`](Self::reduce).
     fn broadcast<T: Pod>(read send write receive, root: usize);
 
     /// Like [`broadcast`](Self::broadcast), in place. Each rank gets the elements of rank `root`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`broadcast`](Self::broadcast).
     fn broadcast_in_place<T: Pod>(write data, root: usize);
 
     /// Gives the data of each rank to all ranks, rank 0's first. `receive` is as long as the
@@ -254,7 +253,7 @@ collectives! {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce`](Self::all_reduce).
+    /// The errors of [`all_reduce`](Self::all_reduce).
     fn all_gather<T: Pod>(read send write receive);
 
     /// Like [`all_gather`](Self::all_gather), in place. This rank sends its own part of `data`.
@@ -271,13 +270,13 @@ collectives! {
     ///
     /// # Errors
     ///
-    /// As [`reduce`](Self::reduce).
+    /// The errors of [`reduce`](Self::reduce).
     fn send<T: Pod>(read data, peer: usize);
 
     /// Receives from rank `peer`, which [sends](Self::send) as many bytes.
     ///
     /// # Errors
     ///
-    /// As [`reduce`](Self::reduce).
+    /// The errors of [`reduce`](Self::reduce).
     fn receive<T: Pod>(write data, peer: usize);
 }

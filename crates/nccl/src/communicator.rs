@@ -109,11 +109,11 @@ impl CommunicatorOptions {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::new`].
+    /// The errors of [`Communicator::new`].
     ///
     /// # Safety
     ///
-    /// As [`Communicator::new`].
+    /// The conditions of [`Communicator::new`] hold.
     #[track_caller]
     pub unsafe fn join(
         self,
@@ -283,7 +283,7 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// As [`new`](Self::new).
+    /// The conditions of [`new`](Self::new) hold.
     #[track_caller]
     pub unsafe fn from_streams(streams: &[Stream]) -> Result<Vec<Self>> {
         let _site = CallSite::enter();

@@ -137,7 +137,7 @@ impl RankState {
         if self.unmarked > 0 { self.mark(call) } else { Ok(()) }
     }
 
-    /// Stops counting the collectives that the stream has passed.
+    /// Counts the collectives no more that the stream has passed.
     fn forget_passed(&mut self) -> Result<()> {
         while let Some(mark) = self.marks.front()
             && mark.event.is_complete()?
@@ -316,7 +316,8 @@ impl Rank {
     ///
     /// # Safety
     ///
-    /// As [`communicator_register`](crate::driver::CollectiveCalls::communicator_register), of the range.
+    /// The conditions of [`communicator_register`](crate::driver::CollectiveCalls::communicator_register)
+    /// hold for the range.
     pub(super) unsafe fn register(
         &self,
         state: &RankState,

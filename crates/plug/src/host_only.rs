@@ -18,14 +18,14 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 ///
-/// As [`MemoryManager`].
+/// The conditions of [`MemoryManager`] hold.
 pub unsafe trait DeviceMemoryManager: fmt::Debug + Send + Sync {
-    /// As [`MemoryManager::interface_version`].
+    /// The counterpart of [`MemoryManager::interface_version`].
     fn interface_version(&self) -> u32 {
         INTERFACE_VERSION
     }
 
-    /// As [`MemoryManager::initialize`].
+    /// The counterpart of [`MemoryManager::initialize`].
     ///
     /// # Errors
     ///
@@ -34,25 +34,25 @@ pub unsafe trait DeviceMemoryManager: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// As [`MemoryManager::memalloc`].
+    /// The counterpart of [`MemoryManager::memalloc`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`MemoryManager::memalloc`].
     fn memalloc(&self, stream: &Stream, layout: DeviceLayout) -> Result<MemoryPointer>;
 
-    /// As [`MemoryManager::memory_info`].
+    /// The counterpart of [`MemoryManager::memory_info`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`MemoryManager::memory_info`].
     fn memory_info(&self) -> Result<MemoryInfo>;
 
-    /// As [`MemoryManager::ipc_handle`].
+    /// The counterpart of [`MemoryManager::ipc_handle`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`MemoryManager::ipc_handle`].
     fn ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
         memory.ipc_handle()
     }

@@ -132,7 +132,7 @@ pub unsafe trait MemoryManager: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`memalloc`](Self::memalloc).
+    /// The errors of [`memalloc`](Self::memalloc).
     fn memhostalloc(&self, bytes: usize, flags: HostAllocFlags) -> Result<PinnedMemory>;
 
     /// Page-locks host memory where it lies, for every context. The finalizer unlocks it at once,

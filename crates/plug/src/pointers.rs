@@ -109,7 +109,7 @@ impl MemoryPointer {
     ///
     /// # Errors
     ///
-    /// As [`IpcHandle::of_block`].
+    /// The errors of [`IpcHandle::of_block`].
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         let block = DeviceBlock::new(self.address, self.bytes, 0);
         IpcHandle::of_block(&self.stream(), &block)
@@ -134,10 +134,9 @@ impl MemoryPointer {
     ///
     /// # Safety
     ///
-    /// `stream` is of the memory's device. It was made to wait for all work on the memory. It was also
-    /// made to wait for the stream that was named before, which at first is that of
-    /// [`new`](Self::new). That holds even if there was no work, since the memory's former user is
-    /// ordered before that stream alone.
+    /// `stream` is of the memory's device. It was made to wait for the stream that was named before, which is that of
+    /// [`new`](Self::new) at first, and for all work on the memory, also where there was none: the memory's former user
+    /// is ordered before that stream alone.
     pub unsafe fn free_on(self, stream: &Stream) {
         self.owner.set_stream(stream);
     }

@@ -58,8 +58,7 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 ///
 /// If the log cannot be written, or on Unix if its file was removed, there is one
 /// [`tracing`](https://docs.rs/tracing) error and an error of [`flush`](Self::flush).
-/// Allocations go on. Clones are one adaptor. The memory is
-/// the upstream's.
+/// Allocations go on. Clones are one adaptor. The memory is the upstream's.
 ///
 /// RMM's adaptor prints streams in a form that its own replay benchmark cannot read. It formats and
 /// writes under a lock within the call, and logs neither durations nor the device's free memory.
@@ -120,7 +119,7 @@ impl<U: DeviceResource> LoggingAdaptor<U> {
     ///
     /// # Errors
     ///
-    /// As [`LoggingOptions::build`].
+    /// The errors of [`LoggingOptions::build`].
     pub fn new(upstream: U, path: impl Into<PathBuf>) -> Result<Self> {
         Self::builder(upstream).path(path).build()
     }

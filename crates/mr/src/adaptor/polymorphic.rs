@@ -14,10 +14,9 @@ use std::marker::PhantomData;
 /// An allocator of device memory by the element, for a stream that each call names. RMM
 /// calls it `polymorphic_allocator`.
 ///
-/// The allocator is a handle on a resource of any type. Two are equal if their
-/// resources take back each other's blocks
-/// ([`DeviceResource::identity`]), whatever their element types are. For an allocator that is bound to
-/// a stream, see [`OnStream`](crate::mr::OnStream).
+/// The allocator is a handle on a resource of any type. Two are equal if their resources take back
+/// each other's blocks ([`DeviceResource::identity`]), whatever their element types are. For an
+/// allocator that is bound to a stream, see [`OnStream`](crate::mr::OnStream).
 ///
 /// RMM's takes the number of elements again at the free, and corrupts its pool if it differs. Here the
 /// block has its size. RMM's default is the resource of the thread's current device.
@@ -47,7 +46,7 @@ impl<T> PolymorphicAllocator<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`current_device_resource`].
+    /// The errors of [`current_device_resource`].
     pub fn new(device: &Device) -> Result<Self> {
         current_device_resource(device).map(Self::new_in)
     }

@@ -86,18 +86,18 @@ pub unsafe trait LocalDeviceResource: fmt::Debug + Send {
     /// The device whose memory this is. It never changes.
     fn device(&self) -> &Device;
 
-    /// As [`DeviceResource::allocate`].
+    /// The counterpart of [`DeviceResource::allocate`].
     ///
     /// # Errors
     ///
-    /// Those of [`DeviceResource::allocate`].
+    /// The errors of [`DeviceResource::allocate`].
     fn allocate(&mut self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock>;
 
-    /// As [`DeviceResource::deallocate`].
+    /// The counterpart of [`DeviceResource::deallocate`].
     ///
     /// # Safety
     ///
-    /// As [`DeviceResource::deallocate`].
+    /// The conditions of [`DeviceResource::deallocate`] hold.
     unsafe fn deallocate(&mut self, stream: &Stream, block: DeviceBlock);
 }
 

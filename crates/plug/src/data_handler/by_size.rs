@@ -22,7 +22,7 @@ impl<A: Allocator> BySize<A> {
     ///
     /// # Safety
     ///
-    /// As `Allocator::grow` and `Allocator::shrink`.
+    /// The conditions of `Allocator::grow` and `Allocator::shrink` hold.
     unsafe fn change(
         &self,
         block: NonNull<u8>,

@@ -118,10 +118,10 @@ pub fn data_handler_version() -> u8 {
 /// Runs `body` with `handler` as the current one of the calling thread.
 ///
 /// Scopes nest. The former handler is current again when `body` returns or unwinds, even if `body`
-/// [set](set_data_handler) another. Other threads do not see the scope. A container that was made inside keeps the
-/// handler and may outlive the scope. For a task that may move between threads, see
-/// [`WithDataHandler`]. The notes of
-/// [`with_device_resource`](crate::mr::with_device_resource) on coroutines hold here, too.
+/// [set](set_data_handler) another. Other threads do not see the scope. A container that was made
+/// inside keeps the handler and may outlive the scope. For a task that may move between threads, see
+/// [`WithDataHandler`]. The notes of [`with_device_resource`](crate::mr::with_device_resource) on
+/// coroutines hold here, too.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;

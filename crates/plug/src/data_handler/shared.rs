@@ -125,7 +125,7 @@ impl SharedHandler {
 
     /// # Safety
     ///
-    /// As [`HandlerFunctions::realloc`].
+    /// The conditions of [`HandlerFunctions::realloc`] hold.
     pub(super) unsafe fn realloc(&self, block: NonNull<u8>, bytes: usize) -> Result<NonNull<u8>> {
         match &*self.functions {
             Functions::Rust(functions) => {
@@ -143,7 +143,7 @@ impl SharedHandler {
 
     /// # Safety
     ///
-    /// As [`HandlerFunctions::free`].
+    /// The conditions of [`HandlerFunctions::free`] hold.
     pub(super) unsafe fn free(&self, block: NonNull<u8>, bytes: usize) {
         match &*self.functions {
             Functions::Rust(functions) => {

@@ -39,7 +39,7 @@ impl IpcHandle {
     ///
     /// # Errors
     ///
-    /// As [`IpcExport::ipc_handle`](crate::ipc::IpcExport::ipc_handle).
+    /// The errors of [`IpcExport::ipc_handle`](crate::ipc::IpcExport::ipc_handle).
     #[track_caller]
     pub fn of_block(stream: &Stream, block: &DeviceBlock) -> Result<Self> {
         let _site = CallSite::enter();

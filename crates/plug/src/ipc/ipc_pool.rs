@@ -181,7 +181,8 @@ impl IpcPool {
     ///
     /// # Safety
     ///
-    /// As [`IpcHandle::open`]. By CUDA's manual the exporter may not free the memory before this vector is dropped.
+    /// The conditions of [`IpcHandle::open`] hold. By CUDA's manual the exporter may not free the memory
+    /// before this vector is dropped.
     #[track_caller]
     pub unsafe fn open<T: Pod>(&self, stream: &Stream, handle: &IpcHandle) -> Result<DeviceVec<T>> {
         let _site = CallSite::enter();

@@ -124,7 +124,7 @@ impl IpcHandle {
 ///
 /// # Safety
 ///
-/// As [`IpcHandle::open`].
+/// The conditions of [`IpcHandle::open`] hold.
 pub(super) unsafe fn open<T: Pod>(
     handle: &IpcHandle,
     stream: &Stream,
@@ -203,7 +203,7 @@ pub(super) unsafe fn vector<T: Pod>(
 ///
 /// # Safety
 ///
-/// As [`IpcHandle::copy_to`].
+/// The conditions of [`IpcHandle::copy_to`] hold.
 pub(super) unsafe fn copy<T: Pod>(
     handle: &IpcHandle,
     via: &Device,

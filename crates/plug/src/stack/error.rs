@@ -70,7 +70,7 @@ impl fmt::Display for StackTextError {
     }
 }
 
-/// As [`Display`](fmt::Display).
+/// Writes the text of [`Display`](fmt::Display).
 impl fmt::Debug for StackTextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
