@@ -1,6 +1,6 @@
-//! The process-wide map from addresses to page-locked memory: the slabs of pools, and the blocks
-//! that came from the driver one by one; and memory of other allocators that was page-locked where it lies,
-//! which is found for its address on the device alone.
+//! The process-wide map from addresses to page-locked memory. It has the slabs of pools, and the blocks that came from
+//! the driver one by one. It also has memory of other allocators that was page-locked where it lies, which is found for
+//! its address on the device alone.
 //!
 //! `deallocate` finds the owner of a block here, never through the current resource, so any allocator
 //! handle on any thread frees any block. A thread remembers the slabs that it last freed into, so its
@@ -28,11 +28,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// By [`Range::base`].
+/// The ranges by [`Range::base`].
 static RANGES: LazyLock<RwLock<BTreeMap<usize, Arc<Range>>>> = LazyLock::new(RwLock::default);
 
-/// A thread that frees a block of a new slab at an old slab's address got the block after the old slab
-/// was removed, so it sees that this has changed.
+/// The number of slabs that have left the map. A thread that frees a block of a new slab at an old slab's address got
+/// the block after the old slab was removed, so it sees that this has changed.
 static SLABS_REMOVED: AtomicU64 = AtomicU64::new(0);
 
 /// One allocation of the driver.
@@ -42,9 +42,10 @@ pub(super) struct Range {
     pub(super) base: usize,
     pub(super) bytes: usize,
     source: Arc<HostSource>,
-    /// Of a slab, its pool, which it keeps alive. Else the range is one block.
+    /// The pool of a slab, which the slab keeps alive. Any other range is one block.
     pub(super) pool: Option<Arc<dyn SlabOwner>>,
-    /// Memory that another allocator owns: found for its address on the device alone, never freed here.
+    /// Whether another allocator owns the memory. It is found for its address on the device alone, and never freed
+    /// here.
     is_registered: bool,
     /// The device's address of `base`, once it was asked for.
     device_address: OnceLock<u64>,
@@ -61,8 +62,7 @@ pub(super) trait SlabOwner: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     ///
-    /// The block is live, of this pool, and given up. Where `fenced` is false no device work may use
-    /// it any more.
+    /// The block is live, of this pool, and given up. If `fenced` is false, no device work may use it any more.
     unsafe fn free_slow(&self, block: FreedBlock, fenced: bool);
 
     /// Takes a batch of freed blocks that no fence covers.
@@ -114,7 +114,7 @@ pub(super) fn find(address: usize) -> Option<Arc<Range>> {
 ///
 /// # Safety
 ///
-/// As `Allocator::deallocate` for a block of any allocator of this module, of a nonzero size.
+/// The conditions of `Allocator::deallocate` for a block of any allocator of this module, of a nonzero size.
 pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
     // As in `find`.
     if is_forked_child() {
@@ -201,7 +201,7 @@ struct RecentSlab {
     base: usize,
     bytes: usize,
     key: PoolKey,
-    /// [`SLABS_REMOVED`] at that time: the slab may be gone once that has changed.
+    /// The value of [`SLABS_REMOVED`] at that time. The slab may be gone once that has changed.
     removed: u64,
 }
 

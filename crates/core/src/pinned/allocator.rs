@@ -17,10 +17,9 @@ thread_local! {
     static LAST_ALLOC_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// Why the last allocation on this thread failed: the allocator traits' `AllocError` has no room
-/// for a reason. `None` if none failed yet. It stays until another one fails: look at it where one has just
-/// failed. A length that overflows is refused by the collection itself, which asks no allocator, and leaves it
-/// as it was.
+/// The reason why the last allocation on this thread failed, since the allocator traits' `AllocError` has no room for
+/// it. `None` if none failed yet. It stays until another one fails, so look at it when one has just failed. A length
+/// that overflows is refused by the collection itself, which asks no allocator, and leaves it as it was.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -36,7 +35,7 @@ pub fn last_error() -> Option<Error> {
     LAST_ALLOC_ERROR.try_with(|last| last.borrow().clone()).ok().flatten()
 }
 
-/// Runs `body`; the error that it kept for [`last_error`], if it kept one, with what it returns.
+/// Runs `body`. Returns its result, with the error that it kept for [`last_error`], if any.
 pub fn last_error_of<R>(body: impl FnOnce() -> R) -> (R, Option<Error>) {
     let take = || LAST_ALLOC_ERROR.try_with(|last| last.borrow_mut().take()).ok().flatten();
     let before = take();
@@ -56,9 +55,9 @@ pub fn log_and_set_last_error(error: Error) {
     let _ = LAST_ALLOC_ERROR.try_with(|last| *last.borrow_mut() = Some(error));
 }
 
-/// Runs the slow path of an allocator, keeps its error, and stops a panic. An allocator that unwinds
-/// is undefined behaviour, and the slow path may run code of other crates: subscribers of [`tracing`](https://docs.rs/tracing),
-/// and destructors of registered memory.
+/// Runs the slow path of an allocator, keeps its error, and stops a panic. An allocator that unwinds is undefined
+/// behaviour, and the slow path may run code of other crates, such as subscribers of
+/// [`tracing`](https://docs.rs/tracing) and destructors of registered memory.
 pub fn catch_panic_and_error<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
     // The error is kept inside: that may call a subscriber, too.
     catch_panic(|| body().map_err(log_and_set_last_error).ok()).flatten()
@@ -67,13 +66,13 @@ pub fn catch_panic_and_error<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
 /// A host allocator, as the allocator traits of [`implement_allocators!`] need it. Its defaults serve
 /// any block of the address map, whichever allocator it came from.
 ///
-/// The fast functions run unshielded: they take no lock and run no code of others, or they do nothing
-/// and leave the call to the slow one.
+/// The fast functions run unshielded. They take no lock and run no code of others, or they do nothing and leave the
+/// call to the slow one.
 ///
 /// # Safety
 ///
-/// A block stays valid until it is freed here, through whichever handle: clones are interchangeable.
-/// Sizes and alignments are met or refused.
+/// A block stays valid until it is freed here, through whichever handle, since clones are interchangeable. Sizes and
+/// alignments are met or refused.
 pub unsafe trait HostAllocator {
     /// A block that the calling thread has ready.
     #[inline(always)]
@@ -95,11 +94,11 @@ pub unsafe trait HostAllocator {
         Ok(block)
     }
 
-    /// Frees a block into the calling thread's cache. `false`: nothing was done.
+    /// Frees a block into the calling thread's cache. `false` says that nothing was done.
     ///
     /// # Safety
     ///
-    /// As `Allocator::deallocate`.
+    /// The conditions of `Allocator::deallocate`.
     #[inline(always)]
     unsafe fn free_fast(&self, pointer: NonNull<u8>, layout: Layout) -> bool {
         let address = pointer.addr().get();
@@ -118,7 +117,7 @@ pub unsafe trait HostAllocator {
     ///
     /// # Safety
     ///
-    /// As `Allocator::deallocate`.
+    /// The conditions of `Allocator::deallocate`.
     unsafe fn free_slow(&self, pointer: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe { address_map::free(pointer, layout) }
@@ -144,7 +143,7 @@ pub unsafe trait HostAllocator {
     ///
     /// # Safety
     ///
-    /// As `Allocator::deallocate`.
+    /// The conditions of `Allocator::deallocate`.
     unsafe fn free_slow_or_empty(&self, pointer: NonNull<u8>, layout: Layout) {
         if layout.size() != 0 {
             // SAFETY: the caller's promise.
@@ -152,12 +151,12 @@ pub unsafe trait HostAllocator {
         }
     }
 
-    /// Grows or shrinks a block: in place if it has the room and the alignment, else into a new one.
-    /// An error leaves the old block as it was.
+    /// Grows or shrinks a block, in place if it has the room and the alignment, or else into a new one. An error leaves
+    /// the old block as it was.
     ///
     /// # Safety
     ///
-    /// As `Allocator::grow` and `Allocator::shrink`.
+    /// The conditions of `Allocator::grow` and `Allocator::shrink`.
     unsafe fn resize(
         &self,
         pointer: NonNull<u8>,
@@ -200,10 +199,9 @@ fn quarantine_at(address: usize, batch: Batch) {
     });
 }
 
-/// The block at `address`, if it need not move to hold `size` bytes in place of `old`. A pool's block
-/// has room to the end of its last unit, a block of the driver's own to the end of its page, and
-/// either may be given up in part. A pool's block that would keep more than an eighth of itself idle
-/// is to move.
+/// The block at `address`, if it need not move to hold `size` bytes in place of `old`. A pool's block has room to the
+/// end of its last unit. A block of the driver's own has room to the end of its page. Either may be given up in part. A
+/// pool's block that would keep more than an eighth of itself idle is to move.
 fn fits_in_place(address: usize, old: usize, size: usize) -> Option<NonNull<u8>> {
     let Some(range) = address_map::find(address) else {
         // Ordinary memory; or the child of a fork, which has nothing to move to.
@@ -312,7 +310,7 @@ macro_rules! implement_allocators {
         $crate::implement_allocator!(allocator_api2::alloc, [$($generics)*] $type);
     };
 }
-/// As above.
+/// Implements every allocator trait that this build knows, those of std among them.
 // Two macros, since a `cfg` inside of one is that of the crate that expands it.
 #[cfg(aquifer_std_allocator)]
 #[macro_export]

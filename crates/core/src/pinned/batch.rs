@@ -3,13 +3,13 @@
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
-/// log2 of the bytes of a unit, to which sizes are rounded up: a cache line.
+/// log2 of the bytes of a unit, to which sizes are rounded up. A unit is a cache line.
 pub(super) const UNIT_SHIFT: u32 = 6;
 
 /// Blocks of a full batch.
 pub(super) const BATCH_BLOCKS: usize = 64;
 
-/// The units of a block of `size` bytes; `None` of no bytes, and of more than a pool's block holds.
+/// The units of a block of `size` bytes. `None` for no bytes, and for more than a pool's block holds.
 #[inline(always)]
 pub(super) fn units_of(size: usize) -> Option<u32> {
     // No overflow: a layout's size is at most `isize::MAX`.
@@ -49,8 +49,8 @@ impl FreedBlock {
     }
 }
 
-/// Freed blocks, [`BATCH_BLOCKS`] of them where it is full, that move as one between a thread, the
-/// quarantine and the heap: Bonwick's magazine, with blocks of any size.
+/// Freed blocks that move as one between a thread, the quarantine and the heap. A full batch has [`BATCH_BLOCKS`] of
+/// them. It is Bonwick's magazine, with blocks of any size.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     units: u64,
@@ -67,7 +67,7 @@ impl Batch {
         &self.blocks
     }
 
-    /// Adds a block. Returns whether it is full now: of blocks, or of `limit` units.
+    /// Adds a block. Returns whether the batch is full now, of blocks or of `limit` units.
     #[inline(always)]
     pub(super) fn push(&mut self, block: FreedBlock, limit: u64) -> bool {
         self.blocks.push(block);

@@ -1,4 +1,4 @@
-//! The current pinned resource: a pool of page-locked memory, or the driver for each block.
+//! The current pinned resource, which is a pool of page-locked memory, or the driver for each block.
 
 use super::allocator::{HostAllocator, implement_allocators};
 use super::pinned_resource::PinnedResource;
@@ -11,8 +11,8 @@ use crate::stream::Stream;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// A [current pinned resource](crate::pinned::current_pinned_resource): a pool, which is the default, or a
-/// plain resource, whose every block is a driver call.
+/// A [current pinned resource](crate::pinned::current_pinned_resource). It is a pool, by default, or a plain resource,
+/// whose every block is a driver call.
 ///
 /// As either of them, it is an allocator and a [`DeviceResource`].
 ///
@@ -36,7 +36,7 @@ use std::ptr::NonNull;
 pub enum CurrentPinned {
     /// Page-locked memory of the driver, block by block.
     Resource(PinnedResource),
-    /// A pool of it.
+    /// A pool of page-locked memory.
     Pool(PinnedPool),
 }
 
@@ -60,11 +60,11 @@ implement_variant!(Resource, PinnedResource);
 implement_variant!(Pool, PinnedPool);
 
 impl CurrentPinned {
-    /// Waits until the device is past all its work, and unpins all that is not in use.
+    /// Waits until the device is past all its work, and unpins all memory that is not in use.
     ///
     /// # Errors
     ///
-    /// As [`PinnedResource::trim`] and [`PinnedPool::trim`].
+    /// The errors of [`PinnedResource::trim`] and [`PinnedPool::trim`].
     pub fn trim(&self) -> Result<()> {
         match self {
             Self::Resource(resource) => resource.trim(),

@@ -1,4 +1,4 @@
-//! Fences: events that tell when the devices are past all work which they had at a point in time.
+//! Fences, which are events that tell when the devices are past all work which they had at a point in time.
 
 use super::quarantine::FenceError;
 use crate::device::Device;
@@ -8,10 +8,10 @@ use crate::stream::{any_capturing, record_context, record_exposed};
 use crate::sync::assert_unlocked;
 use std::time::{Duration, Instant};
 
-/// How long fences are queried again and again.
+/// The time for which fences are queried again and again.
 pub(super) const FENCE_POLL_TIME: Duration = Duration::from_micros(20);
 
-/// Queries at least, for a device that works only when it is asked.
+/// The least number of queries, for a device that works only when it is asked.
 const MIN_QUERIES: usize = 16;
 
 /// One event on each context whose work may use page-locked memory of a device. It covers all work
@@ -43,13 +43,13 @@ impl Fence {
         Ok(Self(events))
     }
 
-    /// Records a fence that covers what others than the crate's safe calls may have given the devices: these own or
-    /// borrow host memory until the device is done with it, so freed memory is in none of theirs. It passes beside a stream
-    /// that is busy with the crate's own work, and beside captures of such streams.
+    /// Records a fence that covers the work that others than the crate's safe calls may have given the devices. Safe
+    /// calls own or borrow host memory until the device is done with it, so freed memory is in none of theirs. The
+    /// fence passes beside a stream that is busy with the crate's own work, and beside captures of such streams.
     ///
     /// # Errors
     ///
-    /// [`FenceError::NotNow`] too where others may have streams that are not known.
+    /// [`FenceError::NotNow`] also if others may have streams that are not known.
     pub(super) fn record_unseen_users(device: &Device) -> Result<Self, FenceError> {
         let mut events = Vec::new();
         for device in device.sharing_host_memory() {
@@ -112,8 +112,8 @@ fn fence_error(kind: ErrorKind) -> FenceError {
     }
 }
 
-/// Whether a capture may run on a context that shares host memory with `device`: then fences can
-/// neither be recorded nor waited for.
+/// Whether a capture may run on a context that shares host memory with `device`. Fences cannot be recorded or waited
+/// for then.
 pub(super) fn any_sharing_context_capturing(device: &Device) -> bool {
     device.sharing_host_memory().iter().any(any_capturing)
 }

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 /// Memory on the host that can be page-locked where it lies.
 ///
-/// Implemented for `Vec` and `Box<[T]>` of any allocator. An owner of memory of another kind, such as a mapped file,
-/// implements it by the address and the length of what it owns:
+/// `Vec` and `Box<[T]>` of any allocator implement it. An owner of memory of another kind, such as a mapped file,
+/// implements it by the address and the length of the memory that it owns:
 ///
 /// ```
 /// use aquifer::{Device, pinned::{HostBuffer, Registered}};
@@ -51,9 +51,10 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 ///
-/// [`parts`](Self::parts) is valid for reads and writes as a `[Item]`, does not move or change in
-/// length while the owner is only moved (not otherwise used), and stays allocated until the owner
-/// is dropped. It is `'static`: a borrowed slice may end before the device is done with it.
+/// - [`parts`](Self::parts) is valid for reads and writes as a `[Item]`.
+/// - It does not move or change in length while the owner is only moved (not otherwise used).
+/// - It stays allocated until the owner is dropped.
+/// - The owner is `'static`, since a borrowed slice may end before the device is done with it.
 pub unsafe trait HostBuffer: Send + 'static {
     /// The type of the elements.
     type Item: Pod + Send;

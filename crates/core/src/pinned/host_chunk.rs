@@ -8,13 +8,12 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
-/// A chunk of one large host buffer, with an owner of its own: `bytes::BytesMut` over any
-/// [`HostBuffer`].
+/// A chunk of one large host buffer, with an owner of its own, like `bytes::BytesMut` over any [`HostBuffer`].
 ///
-/// It derefs to its elements, and is a `HostBuffer`: a [`Transfer`](crate::Transfer) takes one chunk
-/// while the host writes the next. No two chunks overlap. The buffer is freed with its last chunk, and
-/// [`into_inner`](Self::into_inner) of the last one gives it back. A chunk that is forgotten, or that a
-/// transfer has, keeps it.
+/// It derefs to its elements, and is a `HostBuffer`. So a [`Transfer`](crate::Transfer) takes one chunk while the host
+/// writes the next. No two chunks overlap. The buffer is freed with its last chunk, and
+/// [`into_inner`](Self::into_inner) of the last one gives it back. A chunk that is forgotten, or that a transfer has,
+/// keeps it.
 ///
 /// [`DeviceVec::into_chunks`](crate::DeviceVec::into_chunks) does the same for device memory, and has an
 /// example with both.
@@ -49,8 +48,8 @@ pub struct HostChunk<B: HostBuffer> {
 
 /// Drops the buffer with the last chunk.
 struct Owner<B> {
-    /// Not touched as a `B` while there are chunks: moving a `Box` promises that no other pointer to its
-    /// memory is used.
+    /// The buffer, which is not touched as a `B` while there are chunks. A move of a `Box` promises that no other
+    /// pointer to its memory is used.
     buffer: MaybeUninit<B>,
     length: usize,
 }
@@ -97,7 +96,7 @@ impl<B: HostBuffer> HostChunk<B> {
         self.range.clone()
     }
 
-    /// Splits it in two: it keeps the elements before `at`, and returns the others.
+    /// Splits it in two. It keeps the elements before `at`, and returns the others.
     ///
     /// # Errors
     ///
@@ -116,13 +115,13 @@ impl<B: HostBuffer> HostChunk<B> {
         Ok(Self { owner: self.owner.clone(), buffer: self.buffer, range: tail })
     }
 
-    /// Chunks of `length` elements, as [`slice::chunks`]: the last one has what is left. An empty chunk
-    /// is one chunk.
+    /// Chunks of `length` elements, as of [`slice::chunks`]. The last chunk has the elements that are left over. An
+    /// empty chunk is one chunk.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for chunks of no elements; [`ErrorKind::OutOfMemory`] where the host has
-    /// none for a list of so many. The chunk comes back.
+    /// [`ErrorKind::InvalidArgument`] for chunks of no elements, and [`ErrorKind::OutOfMemory`] if the host has no
+    /// memory for a list of so many. The chunk comes back.
     pub fn into_chunks(mut self, length: usize) -> Result<Vec<Self>, Refused<Self>> {
         if length == 0 {
             let elements = Count(self.len(), "element");
@@ -148,8 +147,7 @@ impl<B: HostBuffer> HostChunk<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] for a chunk of another buffer, or one that does not follow; it
-    /// comes back.
+    /// [`ErrorKind::InvalidArgument`] for a chunk of another buffer, or one that does not follow, which comes back.
     pub fn unsplit(&mut self, other: Self) -> Result<(), Refused<Self>> {
         match self.check_next(&other) {
             Ok(()) => {
@@ -181,12 +179,12 @@ impl<B: HostBuffer> HostChunk<B> {
         Ok(())
     }
 
-    /// One chunk of chunks that lie side by side, in any order: the way back from
+    /// One chunk of chunks that lie side by side, in any order. It is the way back from
     /// [`into_chunks`](Self::into_chunks).
     ///
     /// # Errors
     ///
-    /// As [`unsplit`](Self::unsplit), and [`ErrorKind::InvalidArgument`] where there are none. All
+    /// The errors of [`unsplit`](Self::unsplit), and [`ErrorKind::InvalidArgument`] if there are no chunks. All
     /// elements come back, in fewer chunks maybe.
     pub fn from_chunks(chunks: impl IntoIterator<Item = Self>) -> Result<Self, Refused<Vec<Self>>> {
         let mut chunks: Vec<Self> = chunks.into_iter().collect();
@@ -213,7 +211,7 @@ impl<B: HostBuffer> HostChunk<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] while there are other chunks; this one comes back.
+    /// [`ErrorKind::InvalidArgument`] while there are other chunks, with which this one comes back.
     pub fn into_inner(self) -> Result<B, Refused<Self>> {
         let Self { owner, buffer, range } = self;
         match Arc::try_unwrap(owner) {

@@ -10,13 +10,12 @@ use crate::resource::DeviceResource;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// The process's mapped memory: page-locked, and reached by kernels where it lies.
+/// The process's mapped memory, which is page-locked and reached by kernels where it lies.
 ///
-/// As [`PinnedAlloc`](crate::PinnedAlloc), from the current pinned resource, and an `AllocError`
-/// where that resource or its device cannot map. [`device_address`](Self::device_address) gives
-/// the device's address of anything that lives in such memory;
-/// [`Scope::map`](crate::transfer::Scope::map) and [`Scope::map_mut`](crate::transfer::Scope::map_mut) make it a kernel
-/// argument that the host cannot touch meanwhile.
+/// It is like [`PinnedAlloc`](crate::PinnedAlloc), from the current pinned resource. The error is an `AllocError` if
+/// that resource or its device cannot map. [`device_address`](Self::device_address) gives the device's address of any
+/// value in such memory. [`Scope::map`](crate::transfer::Scope::map) and
+/// [`Scope::map_mut`](crate::transfer::Scope::map_mut) make it a kernel argument that the host cannot touch meanwhile.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -36,16 +35,15 @@ use std::ptr::NonNull;
 pub struct MappedAlloc;
 
 impl MappedAlloc {
-    /// The device's address of the first byte of `data`, which lives in mapped memory: what a
-    /// [`MappedAlloc`] `Vec`, `Box` or slice holds, or memory of a
-    /// [`PinnedResource`](crate::pinned::PinnedResource) or [`PinnedPool`](crate::pinned::PinnedPool) that is mapped, or of a
-    /// [`Registered`](crate::pinned::Registered) buffer.
-    /// It is an address of the resource's device, valid while the block lives.
+    /// The device's address of the first byte of `data`, which lives in mapped memory. Such is the memory of a
+    /// [`MappedAlloc`] `Vec`, `Box` or slice, of a [`PinnedResource`](crate::pinned::PinnedResource) or
+    /// [`PinnedPool`](crate::pinned::PinnedPool) that is mapped, and of a [`Registered`](crate::pinned::Registered)
+    /// buffer. It is an address of the resource's device, valid while the block lives.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`] if `data` is not in page-locked memory of this crate, or has
-    /// no bytes; [`ErrorKind::Unsupported`] if that memory is not mapped.
+    /// [`ErrorKind::InvalidArgument`] if `data` is not in page-locked memory of this crate, or has no bytes, and
+    /// [`ErrorKind::Unsupported`] if that memory is not mapped.
     pub fn device_address<T>(data: &[T]) -> Result<u64> {
         if size_of_val(data) == 0 {
             return Err(Error::new(

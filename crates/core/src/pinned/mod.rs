@@ -1,7 +1,8 @@
-//! Host memory that the device reaches: page-locked, mapped, registered.
+//! Host memory that the device reaches, which is page-locked, mapped or registered.
 //!
-//! [`PinnedAlloc`] and [`MappedAlloc`] are allocators of the process, for `Vec`, `Box` and `HashMap`. They take from what is
-//! [current](current_pinned_resource), by default a [`PinnedPool`]. [`PinnedResource`] asks the driver for each block.
+//! [`PinnedAlloc`] and [`MappedAlloc`] are allocators of the process, for `Vec`, `Box` and `HashMap`. They take memory
+//! from the [current resource](current_pinned_resource), by default a [`PinnedPool`]. [`PinnedResource`] asks the
+//! driver for each block.
 //! [`Registered`] page-locks memory where it lies.
 
 mod address_map;

@@ -19,10 +19,10 @@ use tracing::subscriber::NoSubscriber;
 /// The blocks that are live, by their addresses.
 static BLOCKS: LazyLock<Mutex<HashMap<usize, Layout>>> = LazyLock::new(Mutex::default);
 
-/// Whether it was said.
+/// Whether the warning was given.
 static WAS_SAID: AtomicBool = AtomicBool::new(false);
 
-/// A block in place of a page-locked one, which this error refuses for the lack of a GPU alone. Any other error stays.
+/// A block in place of a page-locked one, which `missing` refuses for the lack of a GPU alone. Any other error stays.
 pub(super) fn allocate_without_gpu(missing: Error, layout: Layout) -> Result<NonNull<[u8]>> {
     if !matches!(missing.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) || asks_for_gpu() {
         return Err(missing);

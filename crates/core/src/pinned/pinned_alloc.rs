@@ -10,25 +10,24 @@ use std::ptr::NonNull;
 
 /// The process's page-locked memory, as [`std::alloc::Global`] is its heap.
 ///
-/// New blocks come from the [current pinned resource](crate::pinned::current_pinned_resource); a block goes
-/// back to where it came from, whatever is current then. The first use opens the
-/// [detected device](crate::Device::detect). A failure is an `AllocError`; its reason is in
-/// [`last_error`](crate::pinned::last_error). As on the heap, a `Vec` that has to grow and cannot ends the
-/// process: where there may be no driver or no room, use `try_reserve`. The reason of one that ends it is a warning
-/// in [`tracing`](https://docs.rs/tracing).
+/// New blocks come from the [current pinned resource](crate::pinned::current_pinned_resource). A block goes back to the
+/// resource that it came from, whatever is current then. The first use opens the [detected
+/// device](crate::Device::detect). A failure is an `AllocError`, and its reason is in
+/// [`last_error`](crate::pinned::last_error). As on the heap, a `Vec` that has to grow and cannot ends the process. If
+/// there may be no driver or no room, use `try_reserve`. The reason of a failure that ends the process is a warning in
+/// [`tracing`](https://docs.rs/tracing).
 ///
-/// A block that is freed waits until every device context is past the work that it had at that
-/// time, so a `Vec` may be dropped while another library still copies from it. A copy *into* memory
-/// that was freed, or a write by the host while a copy reads, is not covered: see
-/// [`Transfer`](crate::Transfer) for copies that own their buffers.
+/// A block that is freed waits until every device context is past the work that it had at that time. So a `Vec` may be
+/// dropped while another library still copies from it. A copy *into* memory that was freed, or a write by the host
+/// while a copy reads, is not covered. [`Transfer`](crate::Transfer) is for copies that own their buffers.
 ///
-/// Where there is no GPU, and nothing is current, it is ordinary memory. That is said once: as a warning in `tracing`, and on
-/// standard error where no subscriber was ever set. Where `AQUIFER_BACKEND` is `cuda`, is `sim` without the feature, or means nothing, it is an error. Once a program has called
+/// If there is no GPU, and nothing is current, it is ordinary memory. That is said once, as a warning in `tracing`, and
+/// on standard error if no subscriber was ever set. It is an error if `AQUIFER_BACKEND` is `cuda`, is `sim` without the
+/// feature, or has no valid value. Once a program has called
 /// [`Device::detect_or_simulate`](crate::Device::detect_or_simulate), the memory is the simulated device's.
 ///
-/// Unless said otherwise that is a [`PinnedPool`](crate::pinned::PinnedPool) over memory of that device: an
-/// allocation costs nanoseconds once the pool is warm, where the driver takes a millisecond for each
-/// three megabytes.
+/// By default that is a [`PinnedPool`](crate::pinned::PinnedPool) over memory of that device. An allocation costs
+/// nanoseconds once the pool is warm, while the driver takes a millisecond for each three megabytes.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;

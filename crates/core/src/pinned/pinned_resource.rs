@@ -17,10 +17,10 @@ use std::alloc::Layout;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// Page-locked host memory of one device: an allocator for the host's collections, and a
-/// [`DeviceResource`] whose memory both sides reach. A handle: clones are the same resource.
+/// Page-locked host memory of one device. It is an allocator for the host's collections, and a [`DeviceResource`] whose
+/// memory both sides reach. It is also a handle, whose clones are the same resource.
 ///
-/// RMM: `pinned_host_memory_resource`, with the options it lacks.
+/// RMM has `pinned_host_memory_resource`, which lacks the options.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -38,7 +38,7 @@ pub struct PinnedResource {
     source: Arc<HostSource>,
 }
 
-/// The options of a [`PinnedResource`]. From [`PinnedResource::builder`].
+/// The options of a [`PinnedResource`], from [`PinnedResource::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PinnedOptions {
@@ -50,26 +50,25 @@ pub struct PinnedOptions {
 
 impl PinnedOptions {
     setters! {
-        /// Page-locked for every context, not for its own device's alone. On unless said otherwise.
+        /// Whether the memory is page-locked for every context, not for its own device's alone. The default is on.
         portable: bool;
 
-        /// Kernels of the device reach it by a device address. On where the device can, unless said
-        /// otherwise.
+        /// Whether kernels of the device reach it by a device address. The default is on where the device can.
         mapped: bool;
 
-        /// Write-combined: the CPU's writes bypass its caches. Off unless said otherwise, and seldom
-        /// right: reading such memory with the CPU was measured 70 times slower than reading ordinary
-        /// page-locked memory (cudarc issue 580, 18.8 ms against 1,287 ms for 20 MiB), and a `Vec` or a
-        /// map reads what it holds.
+        /// Whether the memory is write-combined, so that the CPU's writes bypass its caches. The default is off, and on
+        /// is seldom right. Reading such memory with the CPU was measured 70 times slower than reading ordinary
+        /// page-locked memory, and a `Vec` or a map reads its elements. (In cudarc's issue 580, 20 MiB took 1,287 ms in
+        /// place of 18.8 ms.)
         write_combined: bool;
     }
 
-    /// The resource.
+    /// Builds the resource.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if mapped memory was asked and the device cannot map;
-    /// [`ErrorKind::Forked`] in the child of a fork.
+    /// [`ErrorKind::Unsupported`] if mapped memory was asked and the device cannot map, and [`ErrorKind::Forked`] in
+    /// the child of a fork.
     pub fn build(self) -> Result<PinnedResource> {
         let Self { device, portable, mapped, write_combined } = self;
         if mapped && !device.properties().map_host_memory {
@@ -87,7 +86,7 @@ pub(super) fn cannot_map(device: &Device) -> Error {
 }
 
 impl PinnedResource {
-    /// Page-locked memory of `device`: portable, mapped where the device can, not write-combined.
+    /// Page-locked memory of `device`, which is portable, mapped where the device can, and not write-combined.
     ///
     /// # Errors
     ///
@@ -102,7 +101,7 @@ impl PinnedResource {
         PinnedOptions { device: device.clone(), portable: true, mapped, write_combined: false }
     }
 
-    /// As [`new`](Self::new), under the default pool of the process.
+    /// Like [`new`](Self::new), under the default pool of the process.
     pub(super) fn of_process(device: &Device) -> Result<Self> {
         let flags = Self::new(device)?.source.flags;
         Ok(Self { source: HostSource::of_process(device, flags) })
@@ -116,9 +115,9 @@ impl PinnedResource {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate;
-    /// [`ErrorKind::ContextLost`] while freed blocks wait for a device that is lost: they are leaked then;
-    /// [`ErrorKind::Forked`] in the child of a fork.
+    /// - [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate.
+    /// - [`ErrorKind::ContextLost`] while freed blocks wait for a device that is lost, which leaks them.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
     pub fn trim(&self) -> Result<()> {
         self.source.trim()
     }

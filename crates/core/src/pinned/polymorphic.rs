@@ -7,15 +7,15 @@ use std::any::{TypeId, type_name};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// A handle on any allocator of host memory, chosen when the program runs: the heap, page-locked
-/// memory, a pool of it. Clones are the same allocator.
+/// A handle on any allocator of host memory, chosen when the program runs. The allocator may be the heap, page-locked
+/// memory, or a pool of it. Clones are the same allocator.
 ///
-/// Two are equal, so that each frees what the other allocated, if they are handles on one object,
-/// or on values of one type that has no bytes, such as [`Global`](https://docs.rs/allocator-api2/0.2/allocator_api2/alloc/struct.Global.html)
-/// and [`PinnedAlloc`](crate::PinnedAlloc). It costs a call through a pointer for each allocation.
+/// Two are equal, so that each frees the blocks of the other, if they are handles on one object. They are equal as well
+/// if they are on values of one type that has no bytes, such as
+/// [`Global`](https://docs.rs/allocator-api2/0.2/allocator_api2/alloc/struct.Global.html) and
+/// [`PinnedAlloc`](crate::PinnedAlloc). It costs a call through a pointer for each allocation.
 ///
-/// RMM: `polymorphic_allocator` and `host_resource_ref`; the latter borrows what it stands for, and
-/// nothing keeps that alive.
+/// RMM has `polymorphic_allocator` and `host_resource_ref`. The latter borrows its resource, which is not kept alive.
 ///
 /// ```
 /// use allocator_api2::alloc::Global;
@@ -42,9 +42,9 @@ pub struct PolymorphicHostAllocator {
     allocator: Arc<dyn ErasedAllocator>,
 }
 
-/// An allocator of a type that is not known here, and what equality asks of it.
+/// An allocator of a type that is not known here, with the facts that equality asks for.
 trait ErasedAllocator: Allocator + Send + Sync {
-    /// The type of an allocator that has no bytes: all its values are one.
+    /// The type of an allocator that has no bytes, so that all its values are one.
     fn zero_sized_type_id(&self) -> Option<TypeId>;
 
     fn name(&self) -> &'static str;
@@ -61,7 +61,7 @@ impl<A: Allocator + Send + Sync + 'static> ErasedAllocator for A {
 }
 
 impl PolymorphicHostAllocator {
-    /// `allocator`, whatever it is. A failure of a page-locked one is in
+    /// A handle on `allocator`, whatever it is. A failure of a page-locked one is in
     /// [`last_error`](crate::pinned::last_error).
     pub fn new<A: Allocator + Send + Sync + 'static>(allocator: A) -> Self {
         Self { allocator: Arc::new(allocator) }

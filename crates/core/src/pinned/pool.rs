@@ -21,34 +21,33 @@ use std::alloc::Layout;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// A pool of page-locked host memory: large slabs of a [`PinnedResource`], split and joined, so that
-/// a `Vec` costs nanoseconds where the driver takes a millisecond for each three megabytes. A
-/// handle: clones are the same pool.
+/// A pool of page-locked host memory. It splits and joins large slabs of a [`PinnedResource`]. So a `Vec` costs
+/// nanoseconds, while the driver takes a millisecond for each three megabytes. It is a handle, whose clones are the
+/// same pool.
 ///
-/// It is an allocator for the host's collections and a [`DeviceResource`] whose memory both sides
-/// reach. Sizes are kept to the next 64 bytes; nothing is rounded to powers of two.
+/// It is an allocator for the host's collections and a [`DeviceResource`] whose memory both sides reach. Sizes are
+/// rounded up to the next 64 bytes, not to powers of two.
 ///
-/// **A freed block waits for the device.** It is allocated again when a fence has *passed* that was
-/// recorded after the free on every context that Aquifer opened or was given. The order of streams is
-/// not enough, since it does not stop the CPU. So a `Vec` may be dropped while another library still
-/// copies from it. Frees make no driver call; about one allocation in 64 records a fence, which
-/// covers all frees before it. No fence is recorded while a stream may be in capture, which it would
-/// invalidate: blocks wait for the capture's end. The bytes that wait are
-/// [bounded](PinnedPoolOptions::quarantine_bytes).
-/// [`unfenced`](PinnedPoolOptions::unfenced) is for programs that do not need the wait.
+/// **A freed block waits for the device.** It is allocated again when a fence has *passed* that was recorded after the
+/// free on every context that Aquifer opened or was given. The order of streams is not enough, since it does not stop
+/// the CPU. So a `Vec` may be dropped while another library still copies from it. Frees make no driver call. About one
+/// allocation in 64 records a fence, which covers all frees before it. No fence is recorded while a stream may be in
+/// capture, which it would invalidate, so blocks wait for the capture's end. The bytes that wait are
+/// [bounded](PinnedPoolOptions::quarantine_bytes). [`unfenced`](PinnedPoolOptions::unfenced) is for programs that do
+/// not need the wait.
 ///
-/// **No allocation waits for the device**, unless the pool was [told to](PinnedPoolOptions::wait_for_device). Where a
-/// fence does not pass, since a stream is busy for long, the pool looks for who may use freed memory: Aquifer's own
-/// transfers and scopes keep theirs until they are done with it. What is left is the default stream, streams whose handle was
-/// given away, streams of other libraries, and kernels that got a [`MappedAlloc::device_address`](crate::MappedAlloc). Without
-/// the last two the block is free when the first two have passed, however busy other streams are. Otherwise the pool grows to
-/// its bounds. Where the machine has no more, other pools of page-locked memory unpin what they have free. Then the
-/// [callback](PinnedPoolOptions::failure_callback) of the user is asked, and after it the pool refuses with an error that names the
-/// busy streams.
+/// **No allocation waits for the device**, unless the pool was [told to](PinnedPoolOptions::wait_for_device). If a
+/// fence does not pass, since a stream is busy for long, the pool looks for users of freed memory. Aquifer's own
+/// transfers and scopes keep theirs until they are done with it. The other users are the default stream, streams whose
+/// handle was given away, streams of other libraries, and kernels that got a
+/// [`MappedAlloc::device_address`](crate::MappedAlloc). Without the last two the block is free when the first two have
+/// passed, however busy other streams are. Otherwise the pool grows to its bounds. If the machine has no more, other
+/// pools of page-locked memory unpin their free memory. Then the [callback](PinnedPoolOptions::failure_callback) of the
+/// user is asked, and after it the pool refuses with an error that names the busy streams.
 ///
-/// Blocks stay valid when the last handle goes; each slab goes back to the driver with its last block, in a
-/// later call that allocates or trims page-locked memory: the device may still use it then. The largest block
-/// has 256 GiB less 64 bytes; a [`PinnedResource`] gives larger ones.
+/// Blocks stay valid when the last handle goes. Each slab goes back to the driver with its last block, in a later call
+/// that allocates or trims page-locked memory, since the device may still use it before. The largest block has 256 GiB
+/// less 64 bytes. A [`PinnedResource`] gives larger ones.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -106,7 +105,7 @@ impl PinnedPool {
     ///
     /// # Errors
     ///
-    /// As [`PinnedPoolOptions::build`].
+    /// The errors of [`PinnedPoolOptions::build`].
     pub fn new(upstream: PinnedResource) -> Result<Self> {
         Self::builder(upstream).build()
     }
@@ -142,10 +141,11 @@ impl PinnedPool {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while freed blocks wait and a stream is in
-    /// capture, which waiting would invalidate; [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost)
-    /// while freed blocks wait for a device that is lost: they are leaked then, and count as live;
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while freed blocks wait and a stream is in capture, which
+    ///   waiting would invalidate.
+    /// - [`ErrorKind::ContextLost`](crate::ErrorKind::ContextLost) while freed blocks wait for a device that is lost.
+    ///   They are leaked then, and count as live.
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn trim(&self) -> Result<usize> {
         collect_all_after(&self.core().source().device);
         self.core().trim()
@@ -153,14 +153,14 @@ impl PinnedPool {
 }
 
 impl PinnedPoolOptions {
-    /// The pool.
+    /// Builds the pool.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if an option cannot be kept:
-    /// a maximum of 0 or of no whole pages, an initial size above it, a growth step of 0, more than 8
-    /// entries; [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for the
-    /// initial size; [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if an option cannot be kept. Such are a
+    ///   maximum of 0 or of no whole pages, an initial size above it, a growth step of 0, and more than 8 entries.
+    /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for the initial size.
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn build(self) -> Result<PinnedPool> {
         let initial_size = self.validate()?;
         // From here on a failure closes the pool.

@@ -1,5 +1,5 @@
-//! The core of a pool of page-locked memory: slabs from upstream, one heap over all of them, a cache
-//! for each thread, and the quarantine of freed blocks.
+//! The core of a pool of page-locked memory. It has slabs from upstream, one heap over all of them, a cache for each
+//! thread, and the quarantine of freed blocks.
 //!
 //! # Locks and words
 //!
@@ -50,16 +50,16 @@
 //!
 //! # Invariants
 //!
-//! - INV-PINNED-5: No device work uses a free block of an open pool. A fence that was recorded after the
-//!   free has passed; or the pool is [unfenced](crate::pinned::PinnedPoolOptions::unfenced), and the user vouched
-//!   for it by the free, unless the block was a [`DeviceResource`](crate::DeviceResource)'s. A free block
-//!   of a closed pool is never allocated again, and upstream's fence covers its uses before it is unpinned.
-//! - INV-PINNED-6: `reserved` is at most the maximum, with the slabs that are being asked for.
-//! - INV-PINNED-7 (`thread_cache.rs`): A cache is reached from inside of its magazine alone.
-//! - INV-PINNED-8: A free past the cache and `close` take one lock in common, the free *before* it looks at
-//!   `closed` and `close` *after* it has set it; a free into a cache finds its magazine retired. So
-//!   either `close` finds the block or the free finds the pool closed.
-//! - INV-PINNED-9: A slab is in the address map before a block of it is live and until none is.
+//! - INV-PINNED-5. No device work uses a free block of an open pool. A fence that was recorded after the free has
+//!   passed. Or the pool is [unfenced](crate::pinned::PinnedPoolOptions::unfenced), and the user vouched for it by the
+//!   free, unless the block was a [`DeviceResource`](crate::DeviceResource)'s. A free block of a closed pool is never
+//!   allocated again, and upstream's fence covers its uses before it is unpinned.
+//! - INV-PINNED-6. `reserved` is at most the maximum, with the slabs that are being asked for.
+//! - INV-PINNED-7 (`thread_cache.rs`). A cache is reached from inside of its magazine alone.
+//! - INV-PINNED-8. A free past the cache and `close` take one lock in common. The free takes it *before* it looks at
+//!   `closed`, and `close` *after* it has set it. A free into a cache finds its magazine retired. So either `close`
+//!   finds the block or the free finds the pool closed.
+//! - INV-PINNED-9. A slab is in the address map before a block of it is live and until none is.
 
 use super::address_map::{self, SlabOwner};
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, exposed_pointer};
@@ -98,7 +98,7 @@ pub(super) struct PoolCore {
     thread_caches: Mutex<Vec<Arc<Magazine>>>,
     pub(super) quarantine: Quarantine<Batch, NumberedFence>,
     pub(super) quarantined_units: AtomicU64,
-    /// Of blocks that were leaked, for their device was lost.
+    /// The units of blocks that were leaked, since their device was lost.
     pub(super) lost_units: AtomicU64,
     pub(super) in_transit: RwLock<()>,
     pub(super) needs_fence: AtomicBool,
@@ -112,7 +112,7 @@ pub(super) struct PoolCore {
 #[derive(Clone, Debug)]
 pub(super) struct NumberedFence {
     pub(super) number: usize,
-    /// Shared with threads that wait for it.
+    /// The fence, which threads that wait for it share.
     pub(super) fence: Arc<Fence>,
 }
 
@@ -131,9 +131,9 @@ pub(super) enum Grown {
 /// Blocks that were flushed from the caches of threads.
 #[derive(Default)]
 struct Flushed {
-    /// For the heap.
+    /// The blocks for the heap.
     ready: Vec<FreedBlock>,
-    /// For the quarantine.
+    /// The batches for the quarantine.
     freed: Vec<Batch>,
 }
 
@@ -142,7 +142,7 @@ impl Flushed {
     ///
     /// # Safety
     ///
-    /// As [`ThreadCache::of`].
+    /// The conditions of [`ThreadCache::of`].
     unsafe fn take(&mut self, classes: &mut SizeClasses) {
         // SAFETY: this function's contract.
         let [freed, ready] = unsafe { ThreadCache::of(classes) }.take_freed_and_ready();
@@ -217,7 +217,7 @@ impl PoolCore {
         self.heap.lock().allocate_exhaustive(units, align)
     }
 
-    /// Frees blocks that no device work uses (INV-PINNED-5). What is no live block is logged, not freed.
+    /// Frees blocks that no device work uses (INV-PINNED-5). An address of no live block is logged, not freed.
     pub(super) fn free_to_heap<'a>(&self, blocks: impl IntoIterator<Item = &'a FreedBlock>) {
         let mut unknown = 0;
         let mut heap = self.heap.lock();
@@ -235,13 +235,13 @@ impl PoolCore {
         }
     }
 
-    /// Looked at after a lock that `close` takes too (INV-PINNED-8).
+    /// Whether the pool is closed. It is asked after a lock that `close` takes too (INV-PINNED-8).
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Held while blocks or slabs are moved from one list to another: see the table of locks. Events are
-    /// emitted when the lock is free.
+    /// Begins a move of blocks or slabs from one list to another, during which the guards are held. The table of locks
+    /// says more. Events are emitted when the lock is free.
     pub(super) fn begin_transit(&self) -> (RwLockReadGuard<'_, ()>, DeferEvents) {
         (self.in_transit.read(), defer_events())
     }
@@ -252,7 +252,7 @@ impl PoolCore {
         self.flush_caches_in_transit();
     }
 
-    /// The same for a caller that has `in_transit`.
+    /// Does [`flush_caches`](Self::flush_caches) for a caller that has `in_transit`.
     pub(super) fn flush_caches_in_transit(&self) {
         let flushed = Self::flush(&self.thread_caches.lock());
         self.return_flushed(flushed);
@@ -283,7 +283,7 @@ impl PoolCore {
         }
     }
 
-    /// The units in the caches of all threads: `[freed, ready]`.
+    /// The units `[freed, ready]` in the caches of all threads.
     pub(super) fn freed_and_ready_units(&self) -> [u64; 2] {
         let mut sums = [0; 2];
         Self::for_each_revoked_cache(&self.thread_caches.lock(), |classes| {
@@ -350,7 +350,7 @@ impl PoolCore {
         Ok(())
     }
 
-    /// A slab of whole pages: in the address map, and not in the heap (INV-PINNED-9).
+    /// A slab of whole pages, which is in the address map, and not in the heap (INV-PINNED-9).
     fn allocate_slab(&self, bytes: usize) -> Result<Slab> {
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| impossible(bytes, PAGE))?;
         // The caller's handle keeps the pool.
@@ -401,16 +401,16 @@ impl PoolCore {
         self.heap.lock().growing > 0
     }
 
-    /// Whether `bytes` more could be had within the maximum, at best: if all free memory were whole slabs that
-    /// went back.
+    /// Whether `bytes` more could be had within the maximum, at best. That would be if all free memory were whole slabs
+    /// that went back.
     pub(super) fn may_have_room_if_unpinned(&self, bytes: usize) -> bool {
         let heap = self.heap.lock();
         let free = heap.heap.stats().free_bytes as usize;
         bytes <= (self.options.maximum_size - heap.statistics.reserved).saturating_add(free)
     }
 
-    /// Ends allocation: the last handle is gone. Live blocks stay valid; the table of pool states at
-    /// the head of this file says how they go back.
+    /// Ends allocation, since the last handle is gone. Live blocks stay valid. The table of pool states at the head of
+    /// this file says how they go back.
     pub(super) fn close(&self) {
         if is_forked_child() {
             return;
@@ -425,8 +425,8 @@ impl PoolCore {
         self.return_flushed(flushed);
     }
 
-    /// Puts the free slabs of a closed pool into upstream's quarantine. Its freed blocks are free
-    /// without a fence: they are never allocated again, and upstream's fence covers their uses.
+    /// Puts the free slabs of a closed pool into upstream's quarantine. Its freed blocks are free without a fence,
+    /// since they are never allocated again, and upstream's fence covers their uses.
     fn return_slabs_after_close(&self) {
         let no_fence = || Ok(NumberedFence { number: 0, fence: Arc::new(Fence::passed()) });
         let batches = self.quarantine.collect(no_fence, |_| Ok(true)).free;
@@ -497,9 +497,9 @@ impl SlabOwner for PoolCore {
     }
 }
 
-/// A thread that asks upstream. Other threads wait for what it gets, so its drop says that it is done,
-/// and gives up the bytes that it did not get: also when a subscriber of [`tracing`](https://docs.rs/tracing) unwinds on the
-/// way.
+/// A thread that asks upstream. Other threads wait for the memory that it gets. So its drop says that it is done, and
+/// gives up the bytes that it did not get, also when a subscriber of [`tracing`](https://docs.rs/tracing) unwinds on
+/// the way.
 struct GrowthGuard<'a> {
     core: &'a PoolCore,
     bytes: usize,

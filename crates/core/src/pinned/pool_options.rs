@@ -1,4 +1,4 @@
-//! How a pool of page-locked memory is built.
+//! The options of a pool of page-locked memory.
 
 use super::pinned_resource::PinnedResource;
 use super::source::PAGE;
@@ -12,7 +12,8 @@ use crate::resource::failure::OnFailure;
 use crate::resource::setters;
 use crate::sync::Arc;
 
-/// Of the machine: what may wait for the device where it does for long, and leaves room for others.
+/// A quarter of the machine's memory. So much may wait for the device where it does for long, and leaves room for
+/// others.
 fn quarter_of_memory() -> usize {
     memory_of_the_machine().map_or(1 << 30, |bytes| bytes / 4)
 }
@@ -30,10 +31,10 @@ fn memory_of_the_machine() -> Option<usize> {
     None
 }
 
-/// The largest maximum: the whole pages of an allocation.
+/// The largest maximum, which is the whole pages of an allocation.
 pub(super) const NO_MAXIMUM: usize = isize::MAX as usize & !(PAGE - 1);
 
-/// How a [`PinnedPool`](crate::pinned::PinnedPool) is built. From
+/// The options of a [`PinnedPool`](crate::pinned::PinnedPool), from
 /// [`PinnedPool::builder`](crate::pinned::PinnedPool::builder).
 ///
 /// ```
@@ -54,9 +55,9 @@ pub(super) const NO_MAXIMUM: usize = isize::MAX as usize & !(PAGE - 1);
 pub struct PinnedPoolOptions {
     pub(super) upstream: PinnedResource,
     initial_size: usize,
-    /// Once checked, a multiple of the page.
+    /// The maximum, which is a multiple of the page once it was checked.
     pub(super) maximum_size: usize,
-    /// Once checked, not 0.
+    /// The growth step, which is not 0 once it was checked.
     pub(super) growth_step: usize,
     pub(super) quarantine_bytes: usize,
     pub(super) wait_for_device: bool,
@@ -83,41 +84,39 @@ impl PinnedPoolOptions {
     }
 
     setters! {
-        /// Bytes to take from upstream when the pool is built, rounded up to pages of 4096. 0 unless
-        /// said otherwise.
+        /// Bytes to take from upstream when the pool is built, rounded up to pages of 4096. The default is 0.
         initial_size: usize;
 
-        /// The most bytes that the pool takes from upstream: never passed, and reached to the last page.
-        /// A multiple of 4096. No limit unless said otherwise.
+        /// The most bytes that the pool takes from upstream, a multiple of 4096. The pool never passes it, and reaches
+        /// it to the last page. By default there is no limit.
         maximum_size: usize;
 
-        /// The least bytes to take from upstream at once: 4 MiB unless said otherwise. A pool that grows
-        /// doubles its size, by up to 256 MiB at once. It takes less where the maximum leaves less, more
-        /// where one block needs more, and no more than that block where upstream has no room.
+        /// The least bytes to take from upstream at once, by default 4 MiB. A pool that grows doubles its size, by up
+        /// to 256 MiB at once. It takes less if the maximum leaves less, more if one block needs more, and no more than
+        /// that block if upstream has no room.
         growth_step: usize;
 
-        /// Freed bytes that may wait for the device. A quarter of the machine's memory unless said otherwise. While as
-        /// many wait, the pool does not grow: an allocation that finds no free memory is refused. What each thread freed
-        /// last, up to 64 blocks or [`magazine_bytes`](Self::magazine_bytes), comes on top. While a stream may be in capture
-        /// nothing can be asked, and the pool grows.
+        /// Freed bytes that may wait for the device, by default a quarter of the machine's memory. While as many wait,
+        /// the pool does not grow, so an allocation that finds no free memory is refused. The last blocks that each
+        /// thread freed, up to 64 or [`magazine_bytes`](Self::magazine_bytes), come on top. While a stream may be in
+        /// capture nothing can be asked, and the pool grows.
         quarantine_bytes: usize;
 
-        /// Whether an allocation waits for the device, on the host, where it would be refused because freed memory waits.
-        /// Off unless said otherwise: one stream that is busy for long would stop every thread that allocates.
+        /// Whether an allocation waits for the device, on the host, when it would be refused because freed memory
+        /// waits. It is off by default, since one stream that is busy for long would stop every thread that allocates.
         wait_for_device: bool;
 
-        /// Blocks of one size that a thread keeps ready in an unfenced pool: 8 unless said otherwise, which
-        /// is the most.
+        /// Blocks of one size that a thread keeps ready in an unfenced pool. The default is 8, which is the most.
         magazine_entries: usize;
 
-        /// Bytes that one thread keeps ready at most, and as many that it freed and has not handed to the
-        /// pool. 64 MiB unless said otherwise; 0 keeps nothing, and makes every free cost a lock.
+        /// Bytes that one thread keeps ready at most, and as many that it freed and has not handed to the pool. The
+        /// default is 64 MiB. With 0 it keeps nothing, and every free costs a lock.
         magazine_bytes: usize;
     }
 
     /// Calls `callback` before a request waits for the device or is refused, as
-    /// [`PoolOptions::failure_callback`](crate::mr::PoolOptions::failure_callback) says: after all that is free in this pool, and,
-    /// where the machine has no more, in other pools of page-locked memory.
+    /// [`PoolOptions::failure_callback`](crate::mr::PoolOptions::failure_callback) does. Before that, the pool takes
+    /// all that is free in it and, if the machine has no more, in other pools of page-locked memory.
     pub fn failure_callback(
         mut self,
         callback: impl Fn(&Failure<'_>) -> bool + Send + Sync + 'static,
@@ -126,8 +125,8 @@ impl PinnedPoolOptions {
         self
     }
 
-    /// Hands freed blocks out again at once, without waiting for the device: for programs that copy
-    /// through Aquifer alone, which owns or borrows a buffer until its copy is complete.
+    /// Hands freed blocks out again at once, without waiting for the device. It is for programs that copy through
+    /// Aquifer alone, which owns or borrows a buffer until its copy is complete.
     ///
     /// ```
     /// use aquifer::{Device, pinned::{PinnedPool, PinnedResource}};
@@ -141,15 +140,17 @@ impl PinnedPoolOptions {
     ///
     /// # Safety
     ///
-    /// A block of the pool is freed, as by dropping a `Vec`, when all device work that uses the block
-    /// is complete. Aquifer's own safe calls keep this: owned transfers, scopes,
-    /// mapped guards, blocking copies, and blocks handed out as a
-    /// [`DeviceResource`](crate::DeviceResource), which wait for a fence in such a pool too. So it is
-    /// enough that no memory of the pool is used in the asynchronous copies or launches of another
-    /// library, in `unsafe` asynchronous calls of this one, or by its
-    /// [address](crate::MappedAlloc::device_address), unless that work was waited for before the
-    /// free. If the pool becomes the [current](crate::pinned::set_current_pinned_resource) one, this holds of
-    /// all memory of `PinnedAlloc` and `MappedAlloc` in the process.
+    /// A block of the pool is freed, as by dropping a `Vec`, when all device work that uses the block is complete.
+    /// Aquifer's own safe calls keep this. They are owned transfers, scopes, mapped guards, blocking copies, and blocks
+    /// handed out as a [`DeviceResource`](crate::DeviceResource), which wait for a fence in such a pool too. So it is
+    /// enough that no memory of the pool is used in these, unless that work was waited for before the free:
+    ///
+    /// - the asynchronous copies or launches of another library
+    /// - `unsafe` asynchronous calls of this one
+    /// - work by the memory's [address](crate::MappedAlloc::device_address)
+    ///
+    /// If the pool becomes the [current](crate::pinned::set_current_pinned_resource) one, this holds of all memory of
+    /// `PinnedAlloc` and `MappedAlloc` in the process.
     pub unsafe fn unfenced(mut self) -> Self {
         self.fenced = false;
         self

@@ -1,17 +1,16 @@
 //! Freed memory that the device may still use.
 //!
-//! Page-locked memory is freed without a stream: a `Vec` drops while another library's copy may
-//! still read from it. So a freed block stays in *quarantine* until the devices have passed a
-//! *fence* that was recorded after the free. The order of streams is not enough here: a stream that
-//! waits does not stop the CPU.
+//! Page-locked memory is freed without a stream. So a `Vec` may drop while another library's copy still reads from it.
+//! A freed block stays in *quarantine* until the devices have passed a *fence* that was recorded after the free. The
+//! order of streams is not enough here, since a stream that waits does not stop the CPU.
 //!
 //! # One fence covers every block that is in quarantine at its record
 //!
 //! A fence belongs to a point in time and not to a block or a batch. Each record covers all blocks
 //! that came in since the record before it, so a thousand frees may cost one fence.
 //!
-//! `collect_all` needs no fence of its own kind: a fence that passes at once covers all blocks that came in before it was
-//! recorded, those included that wait for an older fence which is wider.
+//! `collect_all` needs no fence of its own kind. A fence that passes at once covers all blocks that came in before it
+//! was recorded. That includes blocks that wait for an older fence which is wider.
 //!
 //! # Locks and words
 //!
@@ -33,11 +32,11 @@
 //!
 //! # Invariants
 //!
-//! - INV-PINNED-1: A block is *taken* before its fence is recorded. Else a block that comes in between the
-//!   record and the taking would have a fence that does not cover its last use.
-//! - INV-PINNED-2: A block is in one state at any time, so it comes back once.
-//! - INV-PINNED-3: `count` is never less than the number of blocks that `lists` shows.
-//! - INV-PINNED-4: No lock is held while a fence is recorded or queried.
+//! - INV-PINNED-1. A block is *taken* before its fence is recorded. Else a block that comes in between the record and
+//!   the taking would have a fence that does not cover its last use.
+//! - INV-PINNED-2. A block is in one state at any time, so it comes back once.
+//! - INV-PINNED-3. `count` is never less than the number of blocks that `lists` shows.
+//! - INV-PINNED-4. No lock is held while a fence is recorded or queried.
 //!
 //! `loom_tests/quarantine.rs` checks them.
 
@@ -61,13 +60,13 @@ impl<B, F> Default for Lists<B, F> {
 
 #[derive(Debug)]
 struct Lists<B, F> {
-    /// Freed, and covered by no fence yet.
+    /// The blocks that were freed and that no fence covers yet.
     uncovered: Vec<B>,
-    /// Covered by a fence that was recorded after they came in; oldest first.
+    /// The blocks that a fence covers, which was recorded after they came in. The oldest fence is first.
     fenced: VecDeque<(F, Vec<B>)>,
 }
 
-/// Why a fence could not be recorded or queried.
+/// The reason why a fence could not be recorded or queried.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FenceError {
     /// A capture may be running, which a fence would invalidate. The blocks stay.
@@ -114,8 +113,8 @@ impl<B, F> Quarantine<B, F> {
 
     /// Takes out the blocks whose fence the devices have passed, and those whose fence never will.
     ///
-    /// `record` records one fence for all blocks that have none; it is not called if all have one.
-    /// `query` says whether the devices have passed a fence.
+    /// `record` records one fence for all blocks that have none, and is not called if all have one. `query` says
+    /// whether the devices have passed a fence.
     pub fn collect(
         &self,
         record: impl FnOnce() -> Result<F, FenceError>,
@@ -173,6 +172,6 @@ impl<B, F> Quarantine<B, F> {
 pub struct Collected<B> {
     /// The devices have passed every use.
     pub free: Vec<B>,
-    /// The device is lost and may write to them at any time: the caller leaks them.
+    /// The device is lost and may write to them at any time, so the caller leaks them.
     pub lost: Vec<B>,
 }

@@ -26,11 +26,12 @@ unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
     }
 }
 
-/// Memory that was allocated elsewhere, page-locked where it lies: NBEP 7's `mempin`,
+/// Memory that was allocated elsewhere, page-locked where it lies. NBEP 7 calls it `mempin`, and the driver
 /// `cuMemHostRegister`.
 ///
-/// It owns the buffer, and derefs to its slice. Dropped, it keeps the owner until the device has nothing to do, as a later
-/// call that page-locks memory finds, or until [`trim`](Self::trim); then it unregisters, then drops the owner: no drop blocks.
+/// It owns the buffer, and derefs to its slice. No drop blocks. A drop keeps the owner until the device has nothing to
+/// do, as a later call that page-locks memory finds, or until [`trim`](Self::trim). Then it unregisters the memory, and
+/// then drops the owner.
 ///
 /// ```
 /// use aquifer::{Device, pinned::Registered};
@@ -44,15 +45,15 @@ unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
 /// ```
 pub struct Registered<B: HostBuffer> {
     device: Device,
-    /// Not touched as a `B` while it is locked: moving a `Box` promises that no other pointer to its
-    /// memory is used, as the device does.
+    /// The owner, which is not touched as a `B` while it is locked. A move of a `Box` promises that no other pointer to
+    /// its memory is used, but the device uses one.
     owner: MaybeUninit<B>,
     pointer: NonNull<B::Item>,
     length: usize,
     quarantine: Arc<HostQuarantine>,
-    /// What has locked it: `None` is the driver.
+    /// The memory manager that has locked it. `None` is the driver.
     origin: Origin,
-    /// Until [`into_inner`](Self::into_inner) has unlocked it and taken the owner.
+    /// True until [`into_inner`](Self::into_inner) has unlocked it and taken the owner.
     is_locked: bool,
 }
 
@@ -65,7 +66,7 @@ unsafe impl<B: HostBuffer> Sync for Registered<B> where B::Item: Sync {}
 pub struct RegisterError<B> {
     /// The reason.
     pub error: Error,
-    /// The buffer, if it can be given back: not where it may still be page-locked.
+    /// The buffer, if it can be given back. It cannot while it may still be page-locked.
     pub buffer: Option<B>,
 }
 
@@ -77,14 +78,16 @@ error_with_value!(
 );
 
 impl<B: HostBuffer> Registered<B> {
-    /// Page-locks `owner`'s memory for every context, mapped where the device can map: kernels reach it then by
+    /// Page-locks `owner`'s memory for every context, mapped where the device can map. Kernels reach it then by
     /// [`Scope::map`](crate::transfer::Scope::map).
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] where the device cannot register host memory;
-    /// [`ErrorKind::InvalidArgument`] if the buffer is empty; those of the driver, for memory that
-    /// is registered already among others. The buffer comes back in the error.
+    /// - [`ErrorKind::Unsupported`] if the device cannot register host memory.
+    /// - [`ErrorKind::InvalidArgument`] if the buffer is empty.
+    /// - The errors of the driver, for memory that is registered already among others.
+    ///
+    /// The buffer comes back in the error.
     #[track_caller]
     pub fn new(device: &Device, owner: B) -> Result<Self, RegisterError<B>> {
         let _site = CallSite::enter();
@@ -117,9 +120,8 @@ impl<B: HostBuffer> Registered<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate; those of
-    /// the driver. Then the memory stays locked, and the buffer is dropped when the device can say
-    /// that it is past it.
+    /// [`ErrorKind::Capture`] while a stream is in capture, which waiting would invalidate, and the errors of the
+    /// driver. The memory stays locked then, and the buffer is dropped when the device can say that it is past it.
     #[track_caller]
     pub fn into_inner(mut self) -> Result<B, RegisterError<B>> {
         let _site = CallSite::enter();
@@ -153,8 +155,9 @@ impl<B: HostBuffer> Registered<B> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Capture`] while a stream is in capture; [`ErrorKind::ContextLost`] while dropped buffers
-    /// wait for a device that is lost: they are leaked then; [`ErrorKind::Forked`] in the child of a fork.
+    /// - [`ErrorKind::Capture`] while a stream is in capture.
+    /// - [`ErrorKind::ContextLost`] while dropped buffers wait for a device that is lost, which leaks them.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
     #[track_caller]
     pub fn trim(device: &Device) -> Result<()> {
         let _site = CallSite::enter();

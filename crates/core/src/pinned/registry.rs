@@ -19,7 +19,7 @@ static PINNED: LazyLock<CurrentResource<CurrentPinned>> = LazyLock::new(CurrentR
 /// Grows with each change of the current resource. Never 0.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// What errors name in the child of a fork.
+/// The name in errors in the child of a fork.
 const CURRENT: &str = "the current pinned resource";
 
 #[inline(always)]
@@ -28,13 +28,13 @@ fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// What [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from: what was
-/// [set](set_current_pinned_resource), or else a [`PinnedPool`](crate::pinned::PinnedPool) over page-locked
+/// The resource from which [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks. It is the resource that was
+/// [set](set_current_pinned_resource), or else a [`PinnedPool`](crate::pinned::PinnedPool). That is over page-locked
 /// memory of the [detected device](crate::Device::detect), portable, and mapped where the device can.
 ///
 /// # Errors
 ///
-/// Those of [`Device::detect`](crate::Device::detect).
+/// The errors of [`Device::detect`](crate::Device::detect).
 pub fn current_pinned_resource() -> Result<CurrentPinned> {
     not_forked(CURRENT)?;
     let default = || {
@@ -64,8 +64,8 @@ pub fn reset_current_pinned_resource() -> Option<CurrentPinned> {
     replace(None)
 }
 
-/// The pool that was current when the calling thread last loaded it. It has the pool's key and not a
-/// handle: a thread that sleeps keeps no pool from closing.
+/// The pool that was current when the calling thread last loaded it. It has the pool's key and not a handle, so that a
+/// thread that sleeps keeps no pool from closing.
 #[derive(Clone, Copy)]
 struct LoadedPool {
     generation: u64,

@@ -1,5 +1,5 @@
-//! The pools of page-locked memory. Before one of them refuses a request for want of the machine's memory, the others give
-//! back what they have free.
+//! The pools of page-locked memory. Before one of them refuses a request for want of the machine's memory, the others
+//! give back their free memory.
 
 use crate::device::Device;
 use crate::sync::trusted::Mutex;
@@ -12,23 +12,23 @@ pub(super) trait Sibling: Send + Sync {
     /// Its number.
     fn number(&self) -> u64;
 
-    /// The bytes that it has of its upstream, and what of them no user holds.
+    /// The bytes that it has of its upstream, and how many of them no user holds.
     fn reserved_and_free(&self) -> (usize, usize);
 
-    /// Unpins what it has free, behind a wait for the devices or without. Returns how many bytes went.
+    /// Unpins its free memory, behind a wait for the devices or without. Returns how many bytes went.
     fn give_back(&self, waits: bool) -> usize;
 }
 
 static POOLS: Mutex<Vec<Weak<dyn Sibling>>> = Mutex::new(Vec::new());
 
-/// Has a pool be asked where another one would refuse a request.
+/// Registers a pool, to be asked when another one would refuse a request.
 pub(super) fn register(pool: Weak<dyn Sibling>) {
     let mut pools = POOLS.lock();
     pools.retain(|other| other.strong_count() > 0);
     pools.push(pool);
 }
 
-/// The pools of the machine of a device, but for that of a number.
+/// The pools of the machine of a device, but for the pool of a number.
 pub(super) fn others(device: &Device, number: u64) -> Vec<Arc<dyn Sibling>> {
     let pools: Vec<Arc<dyn Sibling>> = POOLS.lock().iter().filter_map(Weak::upgrade).collect();
     let sharing = device.sharing_host_memory();

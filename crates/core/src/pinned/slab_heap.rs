@@ -1,4 +1,4 @@
-//! The free memory of a pool of page-locked memory: *one* heap over all of its slabs.
+//! The free memory of a pool of page-locked memory, in *one* heap over all of its slabs.
 //!
 //! A slab is one allocation of upstream. Blocks are cut from any slab, and free neighbours of one slab
 //! merge. The pool keeps the heap under one lock, which threads take when their caches have nothing
@@ -16,11 +16,11 @@ const FRESH: Tag = COMPLETE + 1;
 #[derive(Debug)]
 pub(super) struct SlabHeap {
     pub(super) heap: Heap,
-    /// The blocks that are not in the heap, by address: live, cached and quarantined ones.
+    /// The blocks that are not in the heap, by address. These are live, cached and quarantined ones.
     nodes: AddressMap<usize, Node>,
-    /// By [`Slab::start`].
+    /// The slabs by [`Slab::start`].
     pub(super) slabs: BTreeMap<usize, Slab>,
-    /// Those that change under the lock: the growths, the returns, the peak, and the bytes of the slabs
+    /// The numbers that change under the lock. They are the growths, the returns, the peak, and the bytes of the slabs
     /// and of those that threads are asking upstream for.
     pub(super) statistics: PinnedPoolStatistics,
     /// Threads that are asking upstream.
@@ -33,7 +33,7 @@ pub(super) struct Slab {
     /// The address and the size that upstream has it by.
     pub(super) base: usize,
     pub(super) bytes: usize,
-    /// The part that blocks are cut from: whole pages.
+    /// The part that blocks are cut from, which is whole pages.
     pub(super) start: usize,
     pub(super) length: usize,
     /// Its number in the heap, which puts it there.
@@ -57,7 +57,7 @@ impl SlabHeap {
         Some(self.record_taken(taken))
     }
 
-    /// As [`allocate`](Self::allocate), and looks at every block before it says that none fits.
+    /// Like [`allocate`](Self::allocate), but looks at every block before it says that none fits.
     pub(super) fn allocate_exhaustive(&mut self, units: u32, align: usize) -> Option<usize> {
         let taken = self.heap.allocate_exhaustive(COMPLETE, units, align as u64, usize::MAX)?;
         Some(self.record_taken(taken))

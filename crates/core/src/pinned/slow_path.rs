@@ -5,25 +5,25 @@
 //! | step | in a fenced pool only | cost |
 //! | --- | --- | --- |
 //! | 1. while the quarantine is above its limit: as 7, then as 12 | | |
-//! | 2. record a fence if blocks were freed since the last one, and take what older fences free | yes | a driver call |
+//! | 2. record a fence if blocks were freed since the last one, and take what older fences free | yes | a driver call, and a barrier of the process |
 //! | 3. the heap | | a lock |
 //! | 4. as 2, then the thread's cache and the heap | | a driver call |
-//! | 5. grow, while the pool is below its target size | yes | a driver call, a third of a millisecond for each MiB |
+//! | 5. grow, while the pool is below its target size | yes | a barrier of the process, and a driver call, a third of a millisecond for each MiB |
 //! | 6. flush the caches of all threads, as 2, and query the fences for [`FENCE_POLL_TIME`] | | a barrier of the process |
 //! | 7. a fence of what others than the crate may have given the devices, where all of that is known, for the same time; it frees all that waits if it passes | | driver calls |
 //! | 8. grow to the maximum, unless the quarantine is above its limit | | as 5 |
 //! | 9. where the devices have nothing to do, unpin the free slabs, and grow by one that is large enough | | as 5 |
-//! | 10. where upstream has no more, have other pools unpin what they have free, and grow: where the devices have nothing to do, or the user chose to wait | | as 5, and driver calls |
+//! | 10. where upstream has no more, have other pools unpin what they have free, and grow: where the devices have nothing to do, or the user chose to wait | | as 5, driver calls, and a barrier for each other pool |
 //! | 11. ask the user's callback, and go on at 6 if it asks for that | | the user's |
 //! | 12. if the user chose it, wait for the oldest fences, one after the other, and then as 9 | | a wait for the device |
 //! | 13. flush the caches of all threads, and look at every free block, while no thread moves any | | as 6 |
 //! | 14. from 6 again, while something that waits for the device could serve: up to [`MAX_ATTEMPTS`] times; then fail | | |
 //!
-//! A thread that waits at 12 may find that others took what came free. Hence the steps 13 and 14: a pool
-//! refuses what it could serve in no other case than that others are faster so many times, or that the device does not come
-//! to an end.
+//! A thread that waits at 12 may find that others took the memory that came free. Hence the steps 13 and 14. A pool
+//! refuses a request that it could serve in two cases alone. Others are faster so many times, or the device does not
+//! come to an end.
 //!
-//! Steps 1, 2, 4, 7 and 12 have something to do in an unfenced pool too, where a block was freed as a
+//! Steps 1, 2, 4, 7 and 12 have something to do in an unfenced pool too, if a block was freed as a
 //! [`DeviceResource`](crate::DeviceResource)'s.
 
 use super::batch::{Batch, FreedBlock, UNIT_SHIFT, bytes_of, exposed_pointer, units_of};
@@ -61,7 +61,7 @@ const MIN_SLACK_BYTES: usize = 64 << 20;
 /// How often a request waits for the device, while other threads take what comes free.
 const MAX_ATTEMPTS: usize = 64;
 
-/// What the user's callback was asked about one request.
+/// The calls of the user's callback about one request.
 #[derive(Debug, Default)]
 struct Calls {
     made: u32,
@@ -73,9 +73,9 @@ struct Calls {
 enum CollectMode {
     /// Records a fence for the blocks that have none.
     Record,
-    /// No other.
+    /// Makes no other call.
     Query,
-    /// No other, and none for the fence of this number, which was waited for.
+    /// Makes no other call, and none for the fence of this number, which was waited for.
     Passed(usize),
 }
 
@@ -196,8 +196,8 @@ impl PoolCore {
         }
     }
 
-    /// Has the other pools unpin what they have free. To unpin waits for all kernels: only where there are none, or the user
-    /// chose to wait. Returns whether any did.
+    /// Makes the other pools unpin their free memory. That waits for all kernels. So it happens only if there are none,
+    /// or the user chose to wait. Returns whether any pool did.
     fn have_others_give_back(&self) -> bool {
         let (device, waits) = (&self.source().device, self.options.wait_for_device);
         // In a memory manager's call, whose locks the thread may have, and in one of a resource around another pool.
@@ -209,7 +209,7 @@ impl PoolCore {
         others.iter().map(|pool| pool.give_back(waits)).sum::<usize>() > 0
     }
 
-    /// Unpins what is free, for another pool. Where it does not wait, the devices have nothing to do.
+    /// Unpins free memory, for another pool. If it does not wait, the devices have nothing to do.
     pub(super) fn give_back(&self, waits: bool) -> usize {
         self.flush_caches();
         self.collect(CollectMode::Record, None);
@@ -221,7 +221,8 @@ impl PoolCore {
         self.free_whole_slabs()
     }
 
-    /// Asks the user's callback. Returns whether to look again: as often as it makes more memory free, and once more.
+    /// Asks the user's callback. Returns whether to look again, which is as often as it makes more memory free, and
+    /// once more.
     fn asks_callback(&self, layout: Layout, upstream: Option<&Error>, calls: &mut Calls) -> bool {
         let Some(OnFailure(callback)) = &self.options.failure_callback else { return false };
         let is_nested = external::is_inside() || holds_buffers();
@@ -247,7 +248,7 @@ impl PoolCore {
         now.reserved.saturating_sub(now.live).saturating_add(others)
     }
 
-    /// The bytes that other pools of page-locked memory have, and what of them no user holds.
+    /// The bytes that other pools of page-locked memory have, and how many of them no user holds.
     fn others(&self) -> (usize, usize) {
         let others = siblings::others(&self.source().device, self.key.id.number());
         let sums = others.iter().map(|pool| pool.reserved_and_free());
@@ -256,8 +257,8 @@ impl PoolCore {
         })
     }
 
-    /// Makes room in the magazine for blocks of this size, and sets the size of batches by what the
-    /// pool can spare: a few are in quarantine at any time.
+    /// Makes room in the magazine for blocks of this size, and sets the size of batches by the memory that the pool can
+    /// spare. A few batches are in quarantine at any time.
     fn adapt_cache_to_miss(&self, own: Option<&Magazine>, units: u32) {
         let Some(magazine) = own else { return };
         let _transit = self.begin_transit();
@@ -296,14 +297,14 @@ impl PoolCore {
         now.reserved < target
     }
 
-    /// Takes the blocks whose fence has passed out of quarantine: one batch into the calling thread's
-    /// cache, if it has room, and the others to the heap. Returns whether there were any.
+    /// Takes the blocks whose fence has passed out of quarantine. One batch goes into the calling thread's cache, if it
+    /// has room, and the others to the heap. Returns whether there were any.
     fn collect(&self, mode: CollectMode, own: Option<&Magazine>) -> bool {
         let _transit = self.begin_transit();
         self.collect_in_transit(mode, own)
     }
 
-    /// The same for a caller that has `in_transit`.
+    /// Does [`collect`](Self::collect) for a caller that has `in_transit`.
     fn collect_in_transit(&self, mode: CollectMode, own: Option<&Magazine>) -> bool {
         let mut batches = self.collect_batches(mode).free;
         let any = !batches.is_empty();
@@ -376,8 +377,8 @@ impl PoolCore {
         }
     }
 
-    /// Waits on the host for the oldest fence. Returns whether blocks came out of quarantine: not if it
-    /// is empty, a capture may run, or another thread took them.
+    /// Waits on the host for the oldest fence. Returns whether blocks came out of quarantine. None do if it is empty, a
+    /// capture may run, or another thread took them.
     fn wait_for_oldest_fence(&self) -> bool {
         if self.quarantine.len() == 0 || any_sharing_context_capturing(&self.source().device) {
             return false;
@@ -394,9 +395,9 @@ impl PoolCore {
         self.collect(mode, None) || collected
     }
 
-    /// Takes a block wherever it lies, if it is free: while this looks, no thread moves one. Without one:
-    /// whether the request, of `least` bytes, may be served when the device has passed what waits, or by the
-    /// room that another thread has made.
+    /// Takes a block wherever it lies, if it is free, since no thread moves one while this looks. If there is none, the
+    /// error says whether the request, of `least` bytes, may be served later. That may be when the device has passed
+    /// the memory that waits, or by the room that another thread has made.
     fn allocate_while_none_moves(
         &self,
         units: u32,
@@ -421,8 +422,8 @@ impl PoolCore {
         Err(waits || has_room || self.is_growing())
     }
 
-    /// Frees all that waits, where nothing but the crate's own work runs: that uses no freed memory. Returns whether
-    /// there was any.
+    /// Frees all memory that waits, if nothing but the crate's own work runs, since that uses no freed memory. Returns
+    /// whether there was any.
     fn collect_beside_own_work(&self) -> bool {
         if self.quarantine.len() == 0 {
             return false;
@@ -438,7 +439,8 @@ impl PoolCore {
         !batches.is_empty()
     }
 
-    /// Not while more waits than may. Beside a capture nothing can be asked or waited for: then the pool grows.
+    /// Whether the pool may grow. It may not while more waits than the limit. Beside a capture nothing can be asked or
+    /// waited for, so the pool grows.
     fn may_grow(&self) -> bool {
         !self.is_above_quarantine_limit() || any_sharing_context_capturing(&self.source().device)
     }

@@ -1,9 +1,9 @@
-//! Page-locked memory of the driver, or of a memory manager in its place: how it is allocated, and how it is unpinned
+//! Page-locked memory of the driver, or of a memory manager in its place, with its allocation, and how it is unpinned
 //! after it was freed.
 //!
-//! To unpin memory waits for all kernels of the device, and so does each launch of any thread meanwhile (`cuMemFreeHost` and
-//! `cuMemHostUnregister` beside a kernel of 1.5 s, an H100, driver 580: 1.5 s each, and 1.45 s for the launch). So an
-//! allocation unpins what was freed where the device has nothing to do, and nothing else; `trim` waits.
+//! The unpinning of memory waits for all kernels of the device, and so does each launch of any thread meanwhile. Beside
+//! a kernel of 1.5 s, on an H100 with driver 580, `cuMemFreeHost` and `cuMemHostUnregister` took 1.5 s each, and the
+//! launch 1.45 s. So an allocation unpins freed memory only if the device has nothing to do. `trim` waits.
 
 use super::fence::{Fence, synchronize_sharing_contexts};
 use super::quarantine::{FenceError, Quarantine};
@@ -22,23 +22,24 @@ use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-/// Driver allocations come in pages; what is asked is rounded up, so that small growth stays in
+/// The size of a page. Driver allocations come in pages. Requests are rounded up to them, so that small growth stays in
 /// place.
 pub(super) const PAGE: usize = 4096;
 
-/// A device and the driver's flags: allocates page-locked memory of one kind.
+/// A source that allocates page-locked memory of one kind, by a device and the driver's flags.
 #[derive(Debug)]
 pub(super) struct HostSource {
     pub(super) device: Device,
     pub(super) flags: HostFlags,
     quarantine: Arc<HostQuarantine>,
-    /// Where all of its memory comes from: `None` is the driver. Found out at the first allocation.
+    /// The origin of all of its memory, where `None` is the driver. It is found out at the first allocation.
     origin: OnceLock<Origin>,
-    /// It is the default of all threads: what is found inside of a memory manager's call, the driver, is not for them.
+    /// Whether it is the default of all threads. The origin that is found inside of a memory manager's call, the
+    /// driver, is not for them.
     is_of_process: bool,
 }
 
-/// Where page-locked memory comes from, if not from the driver.
+/// The origin of page-locked memory that is not the driver's.
 pub(super) type Origin = Option<Arc<dyn ExternalHostMemory>>;
 
 /// The memory manager of the process, if it has one.
@@ -66,8 +67,8 @@ pub(super) struct FreedMemory {
     pub(super) base: NonNull<u8>,
     pub(super) bytes: usize,
     pub(super) origin: Origin,
-    /// Of registered memory: dropped when that is unregistered, which frees it. It is leaked unless it
-    /// is dropped on purpose: a panic on the way must free nothing that is still locked.
+    /// The owner of registered memory. It is dropped when that is unregistered, which frees it. It is leaked unless it
+    /// is dropped on purpose, so that a panic on the way frees nothing that is still locked.
     pub(super) owner: Option<ManuallyDrop<Box<dyn Any + Send>>>,
 }
 
@@ -76,8 +77,8 @@ unsafe impl Send for FreedMemory {}
 
 type Quarantines = HashMap<(BackendKind, u64), Arc<HostQuarantine>>;
 
-/// The quarantine of each device. One that the table alone holds has memory of sources that are gone:
-/// it is collected with the others, and dropped when it is empty.
+/// The quarantine of each device. One that the table alone holds has memory of sources that are gone. It is collected
+/// with the others, and dropped when it is empty.
 static QUARANTINES: LazyLock<Mutex<Quarantines>> = LazyLock::new(Mutex::default);
 
 pub(super) fn quarantine_of(device: &Device) -> Arc<HostQuarantine> {
@@ -128,7 +129,7 @@ impl HostSource {
         Ok(HostMemory { base, bytes, start: first_fit(base, bytes, layout).unwrap_or(base) })
     }
 
-    /// `bytes` of pinned memory of the driver, for a request. `allocate` has unpinned what it may.
+    /// `bytes` of pinned memory of the driver, for a request. `allocate` has unpinned all that it may.
     fn host_alloc_or_advise(&self, bytes: usize, requested: Requested) -> Result<NonNull<u8>> {
         self.host_alloc(bytes, requested).map_err(|error| {
             match error.kind() == ErrorKind::OutOfMemory && self.quarantine.len() > 0 {
@@ -187,8 +188,8 @@ impl HostSource {
     ///
     /// # Safety
     ///
-    /// It came from [`allocate`](Self::allocate) and left the address map; the devices have passed all
-    /// work that uses it.
+    /// The memory came from [`allocate`](Self::allocate) and left the address map, and the devices have passed all work
+    /// that uses it.
     pub(super) unsafe fn free_to_driver(&self, base: NonNull<u8>, bytes: usize) {
         self.freed(base, bytes).free_to_driver();
     }
@@ -208,7 +209,7 @@ pub(super) fn not_mapped() -> Error {
     .with_advice("use MappedAlloc, or a PinnedResource built with mapped(true)")
 }
 
-/// Whole pages with room for `size` bytes and `padding` more; `None` if no address space has that.
+/// Whole pages with room for `size` bytes and `padding` more. `None` if no address space has that.
 pub(super) fn padded(size: usize, padding: usize) -> Option<usize> {
     let rounded = align_up(size.checked_add(padding)?, PAGE)?;
     (rounded <= isize::MAX as usize).then_some(rounded)

@@ -1,19 +1,18 @@
 //! Blocks that a thread keeps of a pool of page-locked memory, and the fast paths in and out.
 //!
-//! Each thread has one [`Magazine`] for each pool, which has a [`ThreadCache`] beside its size classes. A
-//! pool uses one of the two, by its rule:
+//! Each thread has one [`Magazine`] for each pool, which has a [`ThreadCache`] beside its size classes. The rule of a
+//! pool says which of the two it uses.
 //!
 //! | pool | `free` of a block | `allocate` |
 //! | --- | --- | --- |
 //! | fenced | a store into the batch [`freed`](ThreadCache::freed), whose blocks no fence covers | a load from the batch [`ready`](ThreadCache::ready), whose fence has passed |
 //! | unfenced | into the magazine's size class; the user vouches for the device | from the size class |
 //!
-//! A batch of a fenced pool goes round: `freed` on a thread, when full the pool's quarantine, after its
-//! fence `ready` on the thread that collected it. Neither path calls the driver.
+//! A batch of a fenced pool goes round. It is `freed` on a thread, is in the pool's quarantine when it is full, and is
+//! `ready` after its fence on the thread that collected it. Neither path calls the driver.
 //!
-//! INV-PINNED-7: Each magazine of a pool of page-locked memory was made with a `ThreadCache`, which is
-//! reached from inside of it alone, by the owner or by a thread that flushes it. The magazine's protocol
-//! keeps the two apart.
+//! INV-PINNED-7. Each magazine of a pool of page-locked memory was made with a `ThreadCache`, which is reached from
+//! inside of it alone, by the owner or by a thread that flushes it. The magazine's protocol keeps the two apart.
 
 use super::batch::{Batch, FreedBlock, exposed_pointer, units_of};
 use crate::driver::is_forked_child;
@@ -28,18 +27,18 @@ use std::ptr::NonNull;
 pub(super) struct ThreadCache {
     /// Blocks that this thread freed. No fence covers them.
     freed: Batch,
-    /// Blocks whose fence has passed: to be allocated.
+    /// Blocks whose fence has passed, which are to be allocated.
     ready: Batch,
     /// An empty batch that has its memory, to become `freed`.
     spare: Batch,
-    /// `freed` is full at so many units, though it has room for more blocks.
+    /// The units at which `freed` is full, though it has room for more blocks.
     batch_limit: u64,
     /// The most units that `ready` may hold.
     limit: u64,
 }
 
 impl ThreadCache {
-    /// An empty one, each of whose batches has at most so many units.
+    /// An empty cache, each of whose batches has at most so many units.
     pub(super) fn new(limit: u64) -> Self {
         Self { batch_limit: limit, limit, ..Self::default() }
     }
@@ -62,8 +61,8 @@ impl ThreadCache {
         is_full.then(|| mem::replace(&mut self.freed, mem::take(&mut self.spare)))
     }
 
-    /// Takes a batch whose fence has passed. Returns a batch for the heap: the former one, which did
-    /// not serve, or this one if it is larger than the limit.
+    /// Takes a batch whose fence has passed. Returns a batch for the heap. That is the former one, which did not serve,
+    /// or this one if it is larger than the limit.
     pub(super) fn replace_ready(&mut self, batch: Batch) -> Option<Batch> {
         if batch.units() > self.limit {
             return Some(batch);
@@ -96,7 +95,7 @@ impl ThreadCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PoolKey {
     pub(super) id: PoolId,
-    /// Whether a freed block waits for a fence: see the [module](self).
+    /// Whether a freed block waits for a fence, as the [module](self) explains.
     pub(super) fenced: bool,
 }
 
@@ -135,18 +134,18 @@ pub(super) fn allocate(key: PoolKey, layout: Layout) -> Option<NonNull<[u8]>> {
     Some(NonNull::slice_from_raw_parts(exposed_pointer(address)?, layout.size()))
 }
 
-/// A block was not freed, since the thread has no cache of its pool, another thread is flushing it, or
-/// the block's size class has no room: the caller frees the block to the pool.
+/// A block was not freed, since the thread has no cache of its pool, another thread is flushing it, or the block's size
+/// class has no room. The caller frees the block to the pool.
 #[derive(Debug)]
 pub(super) struct NotCached;
 
-/// Frees a block into a magazine of the calling thread, or into its cache. Returns the cache's batch if
-/// that is full now: the caller puts it into the pool's quarantine.
+/// Frees a block into a magazine of the calling thread, or into its cache. Returns the cache's batch if that is full
+/// now, which the caller puts into the pool's quarantine.
 ///
 /// # Safety
 ///
-/// The magazine is this thread's; the block is live, of the magazine's pool, and given up. Where
-/// `fenced` is false no device work may use it any more.
+/// The magazine is this thread's. The block is live, of the magazine's pool, and given up. If `fenced` is false, no
+/// device work may use it any more.
 #[inline(always)]
 pub(super) unsafe fn free_into(
     magazine: &Magazine,
@@ -168,12 +167,12 @@ pub(super) unsafe fn free_into(
     freed.unwrap_or(Err(NotCached))
 }
 
-/// Frees a block into the cache that the calling thread has of a pool. `full` takes the batch if it
-/// is full then. `false`: nothing was done, as [`NotCached`].
+/// Frees a block into the cache that the calling thread has of a pool. `full` takes the batch if it is full then.
+/// `false` says that nothing was done, as [`NotCached`].
 ///
 /// # Safety
 ///
-/// As [`free_into`].
+/// The conditions of [`free_into`].
 #[inline(always)]
 pub(super) unsafe fn free(key: PoolKey, block: FreedBlock, full: impl FnOnce(Batch)) -> bool {
     // SAFETY: the reference is gone when this returns.

@@ -1,8 +1,8 @@
 use super::*;
 use crate::driver::{HostFlags, RawCopy};
 
-/// The control of every test that finds no `FreeWhileInUse`: the simulated device sees a block
-/// that is unpinned under a copy, and does not where the block went through quarantine.
+/// The control of every test that finds no `FreeWhileInUse`. The simulated device sees a block that is unpinned under a
+/// copy, and sees nothing if the block went through quarantine.
 #[test]
 fn unpinning_at_once_would_be_seen() {
     use crate::sim::{SimConfig, Violation};

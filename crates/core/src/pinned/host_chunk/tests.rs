@@ -1,4 +1,4 @@
-//! What Miri is to look at: pointers of several chunks into one buffer, while all are written and moved.
+//! A test for Miri, with pointers of several chunks into one buffer, while all are written and moved.
 
 use super::*;
 
