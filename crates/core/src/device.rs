@@ -68,8 +68,7 @@ impl Drop for DeviceInner {
 }
 
 /// The CUDA devices that were opened or given. They are kept for good, since other libraries may use their contexts
-/// after
-/// our last handle is gone, and the fence of page-locked memory has to cover them.
+/// after our last handle is gone, and the fence of page-locked memory has to cover them.
 static OPEN: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
 /// The error with which [`Device::of_process`] last found no device, until a device is opened. Only the lack of a

@@ -138,7 +138,7 @@ impl Event {
         self.undeclared
     }
 
-    /// Whether it is a point of what a stream runs.
+    /// Whether it is a point of work that a stream runs, and not of a graph.
     pub(crate) fn is_of_no_graph(&self) -> bool {
         self.recorder.is_none() && !self.undeclared
     }
@@ -180,7 +180,7 @@ impl Event {
         self.ask(|event| self.device().driver().event_query(event))
     }
 
-    /// As [`is_complete`](Self::is_complete), for a pool on a device that follows pools.
+    /// Like [`is_complete`](Self::is_complete), for a pool on a device that follows pools.
     pub(crate) fn is_complete_for_pool(&self) -> Result<bool> {
         match self.device().driver().regions() {
             Some(regions) => self.ask(|event| regions.event_query_for_pool(event)),
@@ -212,7 +212,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// As [`is_complete`](Self::is_complete).
+    /// The errors of [`is_complete`](Self::is_complete).
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
@@ -220,7 +220,7 @@ impl Event {
         self.block(|| format!("waiting for an event of {}", self.device()))
     }
 
-    /// As [`synchronize`](Self::synchronize), for an event of no graph that stands for what the caller waits for.
+    /// Like [`synchronize`](Self::synchronize), for an event of no graph that stands for what the caller waits for.
     pub(crate) fn block(&self, what: impl FnOnce() -> String) -> Result<()> {
         assert_unlocked("a wait for the device");
         self.device().driver().event_synchronize(self.raw()).with_context(what)

@@ -43,8 +43,7 @@ pub(super) use constructors;
 macro_rules! container {
     ([$($generics:tt)*] $name:ident: $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
         /// The text shows where the memory lies, not the elements, which are on the device. It shows the resource by
-        /// its name,
-        /// since the resource's own `Debug` shows its chain with all counts.
+        /// its name, since the resource's own `Debug` shows its chain with all counts.
         impl<$($generics)*> std::fmt::Debug for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($name))

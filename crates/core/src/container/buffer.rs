@@ -242,7 +242,7 @@ impl Buffer {
         }
     }
 
-    /// As [`set_home`](Self::set_home), where `stream` is ordered already.
+    /// Like [`set_home`](Self::set_home), where `stream` is ordered already.
     pub(super) fn replace_home(&mut self, stream: &Stream) {
         self.home = stream.clone();
     }

@@ -70,13 +70,13 @@ impl<T: Pod> DeviceBox<[T]> {
         ///
         /// # Errors
         ///
-        /// As [`DeviceVec::zeroed`].
+        /// The errors of [`DeviceVec::zeroed`].
         pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
-        /// As [`zeroed`](Self::zeroed), from `resource`.
+        /// Like [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`DeviceVec::zeroed_in`].
+        /// The errors of [`DeviceVec::zeroed_in`].
         pub fn zeroed_in(.., resource) {
             let layout = DeviceLayout::array::<T>(length)?;
             Ok(Self::of(DeviceVec::filled::<Self>(stream, layout, T::zeroed(), resource)?))
@@ -86,13 +86,13 @@ impl<T: Pod> DeviceBox<[T]> {
         ///
         /// # Errors
         ///
-        /// As [`DeviceVec::from_slice`].
+        /// The errors of [`DeviceVec::from_slice`].
         pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
-        /// As [`from_slice`](Self::from_slice), from `resource`.
+        /// Like [`from_slice`](Self::from_slice), from `resource`.
         ///
         /// # Errors
         ///
-        /// As [`DeviceVec::from_slice_in`].
+        /// The errors of [`DeviceVec::from_slice_in`].
         pub fn from_slice_in(.., resource) {
             Ok(Self::of(DeviceVec::copy_of::<Self>(stream, source, resource)?))
         }

@@ -63,7 +63,7 @@ impl DeviceBuffer {
         ///
         /// The errors of [`current_device_resource`](crate::mr::current_device_resource).
         pub fn new(stream: &Stream) -> Result<Self>;
-        /// As [`new`](Self::new), from `resource`.
+        /// Like [`new`](Self::new), from `resource`.
         ///
         /// # Errors
         ///
@@ -80,13 +80,12 @@ impl DeviceBuffer {
         /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a size that overflows, and the errors
         /// of the driver.
         pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self>;
-        /// As [`zeroed`](Self::zeroed), from `resource`.
+        /// Like [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
         /// The errors of [`zeroed`](Self::zeroed), and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if
-        /// `stream` is of
-        /// another device.
+        /// `stream` is of another device.
         pub fn zeroed_in(.., resource) {
             Ok(Self { bytes: DeviceVec::filled::<Self>(stream, DeviceLayout::new(bytes)?, 0, resource)? })
         }
@@ -109,7 +108,7 @@ impl DeviceBuffer {
         ///
         /// The errors of [`zeroed`](Self::zeroed), and those of the resource for an alignment that it does not have.
         pub fn with_layout(stream: &Stream, layout: DeviceLayout) -> Result<Self>;
-        /// As [`with_layout`](Self::with_layout), from `resource`.
+        /// Like [`with_layout`](Self::with_layout), from `resource`.
         ///
         /// # Errors
         ///
@@ -125,7 +124,7 @@ impl DeviceBuffer {
         ///
         /// The errors of [`zeroed`](Self::zeroed), and those of the copy.
         pub fn from_slice(stream: &Stream, source: &[u8]) -> Result<Self>;
-        /// As [`from_slice`](Self::from_slice), from `resource`.
+        /// Like [`from_slice`](Self::from_slice), from `resource`.
         ///
         /// # Errors
         ///
@@ -151,7 +150,7 @@ impl DeviceBuffer {
         ///
         /// The errors of [`zeroed`](Self::zeroed) and of [`DeviceVec::copy_from`].
         pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self>;
-        /// As [`copy_of`](Self::copy_of), from `resource`.
+        /// Like [`copy_of`](Self::copy_of), from `resource`.
         ///
         /// # Errors
         ///
@@ -185,7 +184,7 @@ impl DeviceBuffer {
         ///
         /// Bytes are written before they are read, as with [`DeviceVec::uninit`].
         pub [unsafe] fn uninit(stream: &Stream, bytes: usize) -> Result<Self>;
-        /// As [`uninit`](Self::uninit), from `resource`.
+        /// Like [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
         ///

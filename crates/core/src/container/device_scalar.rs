@@ -57,7 +57,7 @@ impl<T: Pod> DeviceScalar<T> {
         /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] if `T` has no size, and the errors of
         /// [`current_device_resource`](crate::mr::current_device_resource) and of the driver.
         pub fn new(stream: &Stream, value: T) -> Result<Self>;
-        /// As [`new`](Self::new), from `resource`.
+        /// Like [`new`](Self::new), from `resource`.
         ///
         /// ```
         /// use aquifer::{CudaResource, Device, DeviceScalar};
@@ -84,7 +84,7 @@ impl<T: Pod> DeviceScalar<T> {
         ///
         /// The errors of [`new`](Self::new).
         pub fn zeroed(stream: &Stream) -> Result<Self>;
-        /// As [`zeroed`](Self::zeroed), from `resource`.
+        /// Like [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
@@ -115,7 +115,7 @@ impl<T: Pod> DeviceScalar<T> {
         ///
         /// The value is written before it is read, as with [`DeviceVec::uninit`].
         pub [unsafe] fn uninit(stream: &Stream) -> Result<Self>;
-        /// As [`uninit`](Self::uninit), from `resource`.
+        /// Like [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
         ///

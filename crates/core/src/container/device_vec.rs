@@ -112,7 +112,7 @@ impl<T: Pod> DeviceVec<T> {
         /// The errors of [`current_device_resource`](crate::mr::current_device_resource), and
         /// [`ErrorKind::InvalidArgument`] if `T` has no size.
         pub fn new(stream: &Stream) -> Result<Self>;
-        /// As [`new`](Self::new), from `resource`.
+        /// Like [`new`](Self::new), from `resource`.
         ///
         /// # Errors
         ///
@@ -129,7 +129,7 @@ impl<T: Pod> DeviceVec<T> {
         /// [`ErrorKind::OutOfMemory`], [`ErrorKind::InvalidArgument`] for a size that overflows, and the errors of the
         /// driver.
         pub fn with_capacity(stream: &Stream, capacity: usize) -> Result<Self>;
-        /// As [`with_capacity`](Self::with_capacity), from `resource`.
+        /// Like [`with_capacity`](Self::with_capacity), from `resource`.
         ///
         /// # Errors
         ///
@@ -145,7 +145,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// The errors of [`with_capacity`](Self::with_capacity).
         pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
-        /// As [`zeroed`](Self::zeroed), from `resource`.
+        /// Like [`zeroed`](Self::zeroed), from `resource`.
         ///
         /// # Errors
         ///
@@ -160,7 +160,7 @@ impl<T: Pod> DeviceVec<T> {
         ///
         /// The errors of [`with_capacity`](Self::with_capacity), and those of the copy.
         pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
-        /// As [`from_slice`](Self::from_slice), from `resource`.
+        /// Like [`from_slice`](Self::from_slice), from `resource`.
         ///
         /// # Errors
         ///
@@ -203,7 +203,7 @@ impl<T: Pod> DeviceVec<T> {
         /// Elements are written before they are read, by whatever means. (Any bit pattern is a `T`, so an element that
         /// is read too early has no defined value, but another program's data may be in it.)
         pub [unsafe] fn uninit(stream: &Stream, length: usize) -> Result<Self>;
-        /// As [`uninit`](Self::uninit), from `resource`.
+        /// Like [`uninit`](Self::uninit), from `resource`.
         ///
         /// # Errors
         ///
@@ -419,7 +419,7 @@ impl<T: Pod> DeviceVec<T> {
         self.copy_to(stream, current_handle(stream.device())?)
     }
 
-    /// As [`to_device`](Self::to_device), from `resource`.
+    /// Like [`to_device`](Self::to_device), from `resource`.
     ///
     /// # Errors
     ///

@@ -40,8 +40,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Extends the vector's memory to `capacity` where it lies, if there is room for it. If memory is lacking, some
-    /// that lies
-    /// elsewhere may serve.
+    /// that lies elsewhere may serve.
     fn grows_in_place(&mut self, capacity: usize) -> Result<InPlace> {
         let bytes = DeviceLayout::array::<T>(capacity)?.bytes();
         match self.buffer.grow_in_place(bytes, kind_of::<Self, T>) {
@@ -135,7 +134,7 @@ impl<T: Pod> DeviceVec<T> {
         self.move_to(new?)
     }
 
-    /// As [`reserve`](Self::reserve), without spare capacity.
+    /// Like [`reserve`](Self::reserve), without spare capacity.
     ///
     /// # Errors
     ///
@@ -180,7 +179,7 @@ impl<T: Pod> DeviceVec<T> {
         self.append(length - self.length, |mut added| added.fill(value))
     }
 
-    /// Adds elements for `write` to write. As long as before, if that fails.
+    /// Adds elements for `write` to write. The vector is as long as before, if that fails.
     fn append(
         &mut self,
         additional: usize,

@@ -10,7 +10,7 @@ use bytemuck::Pod;
 
 /// A kernel with its arguments, about to be launched on a stream. From [`Stream::launch`].
 ///
-/// Arguments are given in the order of the kernel's parameters, each with what the kernel does with
+/// Arguments are given in the order of the kernel's parameters, each with the access that the kernel makes to
 /// it. This stream waits for the home of each, and each home for this stream, as with
 /// [`DeviceVec::on`](crate::DeviceVec::on).
 #[derive(Debug)]

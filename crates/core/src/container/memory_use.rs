@@ -76,7 +76,7 @@ impl MemoryUse<'_> {
         )
     }
 
-    /// As [`order_on`](Self::order_on), on a stream of any device of the same kind.
+    /// Like [`order_on`](Self::order_on), on a stream of any device of the same kind.
     pub(crate) fn order_across_devices<'s>(self, stream: &'s Stream) -> Result<StreamCall<'s>> {
         if self.home.device().kind() != stream.device().kind() {
             // Home could never wait for such a use, which would stay pending for good.
@@ -94,7 +94,7 @@ impl MemoryUse<'_> {
         *stream == *self.home && self.uses.is_empty()
     }
 
-    /// As [`order_on`](Self::order_on), in a call that was begun.
+    /// Like [`order_on`](Self::order_on), in a call that was begun.
     #[inline]
     #[doc(hidden)]
     pub fn order_in<'s>(

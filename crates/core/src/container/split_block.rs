@@ -75,7 +75,7 @@ impl SplitBlock {
         Buffer::from_block(home, block, self.alignment.min(found), resource.into())
     }
 
-    /// As [`part`](Self::part), of parts that are one now. Where they are all of the block, it is the
+    /// Like [`part`](Self::part), of parts that are one now. Where they are all of the block, it is the
     /// buffer that was split.
     pub(super) fn joined(self: &Arc<Self>, home: &Stream, address: u64, bytes: usize) -> Buffer {
         let is_whole = bytes as u64 == self.range.end - self.range.start;

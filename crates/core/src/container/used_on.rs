@@ -91,7 +91,7 @@ impl UseTimeline {
         Ok(())
     }
 
-    /// As [`make_wait`](Self::make_wait), on the host.
+    /// Like [`make_wait`](Self::make_wait), on the host.
     pub(super) fn wait_on_host(&self) -> Result<(), WaitError> {
         match self {
             Self::Stream(stream) => match stream.record_uncaptured()? {

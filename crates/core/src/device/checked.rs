@@ -45,7 +45,7 @@ impl CheckedDevice {
     ///
     /// # Errors
     ///
-    /// As [`Device::detect_or_simulate`].
+    /// The errors of [`Device::detect_or_simulate`].
     pub fn detect_or_simulate() -> Result<Self> {
         Device::detect_or_simulate().map(Self::from)
     }

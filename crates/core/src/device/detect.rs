@@ -126,8 +126,7 @@ impl Device {
 
     /// All devices that a program uses unless it names them. These are all GPUs, in the order of their numbers. With
     /// `AQUIFER_BACKEND=sim` they are simulated ones, two or as many as `AQUIFER_SIM_DEVICES` says. They are the same
-    /// ones at
-    /// each call.
+    /// ones at each call.
     ///
     /// # Errors
     ///

@@ -97,8 +97,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size, or the slice's stream is
     /// the per-thread default one, and the errors of taking the device over. The slice is dropped then. It is leaked
-    /// where the
-    /// driver does not answer, as in the child of a fork, or cannot wait for the slice's uses.
+    /// where the driver does not answer, as in the child of a fork, or cannot wait for the slice's uses.
     pub fn from_cuda_slice(slice: CudaSlice<T>) -> Result<Self> {
         // cudarc's calls, the slice's drop among them, make its context current and leave it so.
         match restoring() {

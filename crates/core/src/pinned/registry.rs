@@ -53,13 +53,13 @@ fn replace(resource: Option<CurrentPinned>) -> Option<CurrentPinned> {
 }
 
 /// Makes a [`PinnedPool`](crate::pinned::PinnedPool) or a [`PinnedResource`](crate::pinned::PinnedResource) the one
-/// that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from, and returns what was set before, if
-/// anything was. Live blocks go back to where they came from.
+/// that [`PinnedAlloc`](crate::PinnedAlloc) takes new blocks from, and returns the resource that was set before, if
+/// any. Live blocks go back to where they came from.
 pub fn set_current_pinned_resource(resource: impl Into<CurrentPinned>) -> Option<CurrentPinned> {
     replace(Some(resource.into()))
 }
 
-/// Makes the default current again for page-locked memory, and returns what was set, if anything was.
+/// Makes the default current again for page-locked memory, and returns the resource that was set, if any.
 pub fn reset_current_pinned_resource() -> Option<CurrentPinned> {
     replace(None)
 }

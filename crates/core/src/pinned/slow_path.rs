@@ -55,10 +55,10 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-/// Bytes that a fenced pool may have beside what is in use, however little that is.
+/// Bytes that a fenced pool may have beside those in use, however few they are.
 const MIN_SLACK_BYTES: usize = 64 << 20;
 
-/// How often a request waits for the device, while other threads take what comes free.
+/// The times that a request waits for the device, while other threads take the memory that comes free.
 const MAX_ATTEMPTS: usize = 64;
 
 /// The calls of the user's callback about one request.

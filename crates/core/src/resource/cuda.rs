@@ -115,8 +115,8 @@ pub fn free_behind(stream: &Stream, free: impl FnOnce(Result<()>) + Send + 'stat
     free(stream.synchronize_uncaptured());
 }
 
-/// Waits for the stream, then frees. On a stream in capture, where a wait would invalidate the graph, it does what
-/// [`free_deferred`] does. A block that may still be in use is leaked and reported.
+/// Waits for the stream, then frees. On a stream in capture, where a wait would invalidate the graph, it calls
+/// [`free_deferred`]. A block that may still be in use is leaked and reported.
 ///
 /// # Safety
 ///

@@ -113,7 +113,7 @@ impl<R: ?Sized, D: ?Sized> CurrentResource<R, D> {
             && state.default.as_ref().is_none_or(|default| default.strong_count() == 0)
     }
 
-    /// Sets `resource`, or unsets with `None`. Returns what was set before.
+    /// Sets `resource`, or unsets with `None`. Returns the resource that was set before.
     pub fn replace(&self, resource: Option<Arc<R>>) -> Option<Arc<R>> {
         std::mem::replace(&mut self.state.lock().set, resource)
     }

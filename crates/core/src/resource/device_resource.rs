@@ -38,7 +38,7 @@ use std::ptr::NonNull;
 ///
 /// A wait for a stream or for the device inside of a pool's upstream drops no buffer that [waits for the
 /// device](crate::Transfer). A later call does. A call of an upstream or a callback, or a wait for the device, under
-/// any other of the crate's locks is an error of its own. It panics in debug builds.
+/// any other of the crate's locks is a bug of the crate, which panics in debug builds.
 ///
 /// # What compute-sanitizer sees
 ///
@@ -380,7 +380,7 @@ unsafe impl<R: DeviceResource + ?Sized> DeviceResource for Arc<R> {
     }
 }
 
-/// Two erased resources are equal if one takes back what the other handed out.
+/// Two erased resources are equal if one takes back the blocks of the other.
 impl PartialEq for dyn DeviceResource {
     fn eq(&self, other: &Self) -> bool {
         self.identity() == other.identity()

@@ -185,7 +185,7 @@ fn replace(
     before
 }
 
-/// Makes `resource` the current one of its device, and returns what was set before, if anything was.
+/// Makes `resource` the current one of its device, and returns the resource that was set before, if any.
 /// The process keeps it until it is replaced or [reset](reset_current_device_resource).
 ///
 /// ```
@@ -206,7 +206,7 @@ pub fn set_current_device_resource(
     replace(&device, Some(resource.into_shared()))
 }
 
-/// Makes the default current again on `device`, and returns what was set, if anything was.
+/// Makes the default current again on `device`, and returns the resource that was set, if any.
 pub fn reset_current_device_resource(device: &Device) -> Option<Arc<dyn DeviceResource>> {
     replace(device, None)
 }

@@ -192,8 +192,7 @@ impl Device {
     }
 
     /// Like [`synchronize`](Self::synchronize), without a deferred drop. It is for callers with a lock that the drop of
-    /// a
-    /// user's buffer may ask for. An error names the place in the crate, not the caller's.
+    /// a user's buffer may ask for. An error names the place in the crate, not the caller's.
     pub(crate) fn synchronize_without_drops(&self) -> Result<()> {
         let what = || format!("waiting for {self}");
         match record_context(self) {

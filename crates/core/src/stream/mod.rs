@@ -1,8 +1,7 @@
 //! Streams, which are in-order queues of work on a device, with an identity of their own.
 //!
 //! An [`Event`] is a point in a [`Stream`], for which others wait. A [`Graph`] is the work that a stream was given
-//! while it
-//! [captured](Stream::capture), to be launched again. A [`StreamPool`] has streams to take in turn.
+//! while it [captured](Stream::capture), to be launched again. A [`StreamPool`] has streams to take in turn.
 
 mod call;
 pub(crate) mod capture;

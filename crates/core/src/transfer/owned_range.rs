@@ -10,7 +10,7 @@ use std::ops::RangeBounds;
 
 impl Stream {
     /// Copies the elements `host_range` of `host` to the elements `device_range` of `device`, as many, on this stream,
-    /// and returns at once. The transfer has both buffers whole, as that of [`upload`](Self::upload).
+    /// and returns at once. The transfer has both buffers whole, like that of [`upload`](Self::upload).
     ///
     /// The copy is asynchronous if the host's memory is page-locked ([`PinnedAlloc`](crate::PinnedAlloc),
     /// [`Registered`](crate::pinned::Registered)). The driver stages other memory itself, more slowly, and may block
@@ -49,7 +49,7 @@ impl Stream {
 
     /// Copies the elements `device_range` of `device` to the elements `host_range` of `host`, as many, on this stream.
     /// It returns at once if the host's memory is page-locked. CUDA copies into other memory before it returns, which
-    /// blocks until the stream has come so far. The transfer has both buffers whole, as that of
+    /// blocks until the stream has come so far. The transfer has both buffers whole, like that of
     /// [`upload_range`](Self::upload_range).
     ///
     /// # Errors

@@ -21,7 +21,7 @@ impl Stream {
     /// vector that outlives the graph is an ordinary one.
     ///
     /// The pool serves the capture with memory that this stream had freed before it, and with memory that the device is
-    /// done with. It grows if there is none, since neither ever waits in the graph. Other threads may go on to use the
+    /// done with. It grows if there is none. None of these ever waits in the graph. Other threads may go on to use the
     /// pool on other streams.
     ///
     /// CUDA lets no second thread near the streams of a capture. So the capture has this stream, and those that join it

@@ -66,8 +66,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         Ok(())
     }
 
-    /// Bytes up to which the pool keeps free memory when the program has synchronized, with those in use. `None` if the
-    /// pool keeps all until it is [trimmed](Self::trim).
+    /// Bytes up to which the pool keeps free memory when the program has synchronized, those in use included. `None` if
+    /// the pool keeps all until it is [trimmed](Self::trim).
     pub fn release_threshold(&self) -> Option<usize> {
         Some(self.limits().release_threshold()).filter(|bytes| is_limit(*bytes))
     }

@@ -175,7 +175,8 @@ impl<U> PoolOptions<U> {
         /// larger number.
         soft_limit: usize => Some;
 
-        /// Bytes up to which the pool keeps free memory, with those in use. Set it to the program's peak. Free memory
+        /// Bytes up to which the pool keeps free memory, those in use included. Set it to the program's peak. Free
+        /// memory
         /// that the device is past goes back, until no more than that is reserved, each time that the program calls
         /// [`Stream::synchronize`](crate::Stream::synchronize), `synchronize_async` or
         /// [`Device::synchronize`](crate::Device::synchronize), without a further wait. Waits for a copy or an event do
