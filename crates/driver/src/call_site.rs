@@ -4,6 +4,7 @@
 //! The line is the thread's until that function returns, so the functions that it calls need no parameter for it. A
 //! function with a closure of the user enters around its own work alone.
 
+use crate::sync::LazyLock;
 use crate::sync::trusted::{AtomicBool, Ordering, thread_local};
 use std::cell::Cell;
 use std::fmt;
@@ -24,16 +25,36 @@ const THIS_FILE: &str = "/src/call_site.rs";
 pub const OWN_CRATES: [&str; 9] =
     ["core", "driver", "events", "mr", "nccl", "plug", "pool", "sim", "sync"];
 
-/// Whether `path` is a file of one of our crates. `root` is the folder of the crate `name`: `crates/name` in the
-/// repository, `aquifer-name-0.1.0` in a registry.
-pub fn is_own_file(root: &str, name: &str, path: &str) -> bool {
-    let Some((before, after)) = root.rsplit_once(name) else { return false };
-    let Some(path) = path.strip_prefix(before) else { return false };
-    OWN_CRATES.iter().any(|one| {
-        let rest = path.strip_prefix(one).and_then(|path| path.strip_prefix(after));
-        rest.is_some_and(|path| path.starts_with(['/', '\\']))
-    })
+/// The files of our crates, by what surrounds a crate's name in their paths: `crates/` in the repository, `aquifer-` and
+/// `-0.1.0` in a registry.
+#[derive(Debug)]
+pub struct OwnFiles<'a> {
+    before: &'a str,
+    after: &'a str,
 }
+
+impl<'a> OwnFiles<'a> {
+    /// Beside the crate `name`, whose folder is `root`.
+    pub fn beside(root: &'a str, name: &str) -> Option<Self> {
+        root.rsplit_once(name).map(|(before, after)| Self { before, after })
+    }
+
+    /// Whether `path` is one of them.
+    pub fn contain(&self, path: &str) -> bool {
+        let Some(path) = path.strip_prefix(self.before) else { return false };
+        OWN_CRATES.iter().any(|one| {
+            let rest = path.strip_prefix(one).and_then(|path| path.strip_prefix(self.after));
+            rest.is_some_and(|path| path.starts_with(['/', '\\']))
+        })
+    }
+}
+
+/// Those beside this crate.
+static OWN_FILES: LazyLock<Option<OwnFiles<'static>>> = LazyLock::new(|| {
+    // A compiler on Windows mixes both separators, and the length is the same.
+    let end = file!().len().checked_sub(THIS_FILE.len())?;
+    OwnFiles::beside(file!().get(..end)?, "driver")
+});
 
 /// A line of the program.
 #[derive(Clone, Copy, Debug)]
@@ -52,9 +73,7 @@ impl Site {
     /// Whether the line is one of aquifer's own. Then no function has entered for the call, or the line is that of the
     /// table of a trait object.
     fn is_own(self) -> bool {
-        // A compiler on Windows mixes both separators, and the length is the same.
-        let root = file!().len().checked_sub(THIS_FILE.len()).and_then(|end| file!().get(..end));
-        root.is_some_and(|root| is_own_file(root, "driver", self.0.file()))
+        OWN_FILES.as_ref().is_some_and(|own| own.contain(self.0.file()))
     }
 }
 

@@ -44,7 +44,7 @@ mod virtual_memory;
 
 use aquifer_sync as sync;
 
-pub use call_site::{CallSite, NoCallSite, OWN_CRATES, Site, is_own_file};
+pub use call_site::{CallSite, NoCallSite, OWN_CRATES, OwnFiles, Site};
 pub use calls::{
     CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, ErrorContext, FillWord,
     GraphCalls, HostFlags, MemoryCalls, NewStream, PoolAttribute, PoolCalls, PoolSpec,

@@ -77,6 +77,7 @@ fn the_crates_of_aquifer_are_known_in_a_workspace_and_in_a_registry() {
         (registry, "src/main.rs", false),
         ("", "src/main.rs", false),
     ] {
-        assert_eq!(is_own_file(own, "driver", path), is_ours, "{path} beside {own}");
+        let own_files = OwnFiles::beside(own, "driver");
+        assert_eq!(own_files.is_some_and(|own| own.contain(path)), is_ours, "{path} beside {own}");
     }
 }

@@ -2,7 +2,7 @@
 //! crate and the standard library.
 
 use super::call_stack::{CallStack, FrameFunction, short_path};
-use crate::driver::{OWN_CRATES, is_own_file};
+use crate::driver::{OWN_CRATES, OwnFiles};
 use backtrace::SymbolName;
 use std::env;
 use std::path::Path;
@@ -55,8 +55,8 @@ fn is_own_crate(krate: &str) -> bool {
 /// Whether a file is outside the source of our crates and of the [`SKIPPED`] ones.
 fn is_outside(file: &str) -> bool {
     let theirs = ["/rustc/", "/library/", "/allocator-api2-", "/backtrace-0."];
-    !is_own_file(env!("CARGO_MANIFEST_DIR"), "mr", file)
-        && !theirs.iter().any(|part| file.contains(part))
+    let own = OwnFiles::beside(env!("CARGO_MANIFEST_DIR"), "mr");
+    !own.is_some_and(|own| own.contain(file)) && !theirs.iter().any(|part| file.contains(part))
 }
 
 /// The crate of a function. The crate of a trait's method is its type's crate, or the trait's if the type
