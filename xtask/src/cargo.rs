@@ -30,7 +30,7 @@ const CRATES: [&str; 11] = [
 ];
 
 /// `-p` for each crate of the library.
-fn of_the_library() -> impl Iterator<Item = &'static str> {
+pub(crate) fn of_the_library() -> impl Iterator<Item = &'static str> {
     CRATES.iter().flat_map(|name| ["-p", name])
 }
 

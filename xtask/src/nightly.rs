@@ -2,7 +2,7 @@
 //! and say so.
 
 use crate::Place;
-use crate::cargo::{cargo, prepared, tests};
+use crate::cargo::{cargo, of_the_library, prepared, tests};
 use crate::process::{quiet, shown};
 use crate::report::Verdict;
 use anyhow::{Result, bail};
@@ -77,7 +77,8 @@ pub(crate) fn asan(place: &Place) -> Result<Verdict> {
         .env("RUSTFLAGS", "-Zsanitizer=address")
         // The soaks save more time by it than it costs.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
-        .args(["test", "-p", "aquifer", "--lib", "--tests", "--target", TARGET])
+        .args(["test", "--lib", "--tests", "--target", TARGET])
+        .args(of_the_library())
         .args(NO_COMPILE_FAIL)
         .args(NEEDS_AN_ADDRESS_AGAIN);
     // Tests forget guards and transfers on purpose, and ask for more memory than there is: neither what
@@ -97,7 +98,7 @@ pub(crate) fn miri(place: &Place) -> Result<Verdict> {
     if std::env::var_os("MIRIFLAGS").is_none() {
         command.env("MIRIFLAGS", "-Zmiri-disable-isolation");
     }
-    command.args(["miri", "test", "-p", "aquifer", "--no-default-features", "--lib"]);
+    command.args(["miri", "test", "--no-default-features", "--lib"]).args(of_the_library());
     tests(&mut command)
 }
 
@@ -113,7 +114,8 @@ pub(crate) fn tsan(place: &Place) -> Result<Verdict> {
     let mut command = nightly.cargo(place, "tsan");
     command
         .env("RUSTFLAGS", "-Zsanitizer=thread")
-        .args(["test", "-Zbuild-std", "-p", "aquifer", "--lib", "--tests", "--target", TARGET])
+        .args(["test", "-Zbuild-std", "--lib", "--tests", "--target", TARGET])
+        .args(of_the_library())
         .args(NO_COMPILE_FAIL);
     tests(&mut command)
 }
