@@ -39,14 +39,14 @@
 pub mod debug_log;
 #[cfg(doc)]
 pub mod guide;
+#[cfg(feature = "sim")]
+pub mod sim;
 
 #[cfg(feature = "cuda")]
 #[doc(inline)]
 pub use aquifer_core::interop;
-#[cfg(feature = "sim")]
-pub use aquifer_core::sim;
 #[doc(inline)]
-pub use aquifer_core::{container, device, error, kernel, pinned, stream, transfer};
+pub use aquifer_core::{container, device, kernel, pinned, stream, transfer};
 #[doc(inline)]
 pub use collective::Communicator;
 #[doc(inline)]
@@ -71,6 +71,12 @@ pub use stream::{Event, Stream};
 #[doc(inline)]
 pub use transfer::Transfer;
 
+pub mod error {
+    //! The one error of all crates: what failed, why, and what to do about it.
+
+    pub use aquifer_driver::error::{DriverError, Error, ErrorKind, Refused, Result};
+}
+
 pub mod mr {
     //! Memory resources, as RMM calls them, from which device memory comes.
     //!
@@ -88,7 +94,16 @@ pub mod mr {
     //! The options of each are beside it. Page-locked memory is in [`pinned`](crate::pinned).
 
     pub use aquifer_core::mr::*;
-    pub use aquifer_mr::*;
+    pub use aquifer_mr::{
+        AlignedAdaptor, Allocation, ArenaOptions, ArenaResource, AsyncOptions, AsyncResource,
+        AsyncStatistics, BinningOptions, BinningResource, BlockUse, CallStack, CallbackResource,
+        CheckedAdaptor, CheckedOptions, Counter, Counters, FailureCallbackAdaptor,
+        FailureCallbackOptions, FixedSizeOptions, FixedSizeResource, LimitingAdaptor,
+        LocalDeviceResource, LogFormat, LoggingAdaptor, LoggingOptions, ManagedAlloc,
+        ManagedOptions, ManagedResource, Misuse, MisuseKind, OnStream, PolymorphicAllocator,
+        PrefetchAdaptor, StatisticsAdaptor, SystemOptions, SystemResource, ThreadSafeAdaptor,
+        TracedAdaptor, TrackingAdaptor, TrackingOptions,
+    };
     pub use aquifer_nccl::NcclResource;
     pub use aquifer_plug::{ResourceStack, StackText, StackTextError};
 }

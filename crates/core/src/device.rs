@@ -263,8 +263,7 @@ impl Device {
         self.driver().memory_info().with_context(|| format!("asking {self} for its memory"))
     }
 
-    #[doc(hidden)]
-    pub fn driver(&self) -> &dyn Driver {
+    pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.inner.driver
     }
 

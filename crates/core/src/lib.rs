@@ -29,6 +29,8 @@ pub mod container;
 pub mod device;
 #[doc(hidden)]
 pub mod event;
+#[doc(hidden)]
+pub mod inside;
 #[cfg(feature = "cuda")]
 pub mod interop;
 pub mod pinned;

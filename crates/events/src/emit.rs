@@ -4,6 +4,7 @@
 use crate::catch_panic;
 use aquifer_sync::trusted::thread_local;
 use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
@@ -142,7 +143,7 @@ pub fn emit_deferred(event: impl FnOnce() + 'static) {
 }
 
 /// Defers the events of [`emit_deferred`] on this thread until it is dropped.
-pub struct DeferEvents(());
+pub struct DeferEvents(PhantomData<*const ()>);
 
 #[inline]
 pub fn defer_events() -> DeferEvents {
@@ -164,7 +165,7 @@ fn defer_events_if(debug_enabled: fn() -> bool) -> DeferEvents {
             thread.guards.set(thread.guards.get() + 1);
         });
     }
-    DeferEvents(())
+    DeferEvents(PhantomData)
 }
 
 impl Drop for DeferEvents {

@@ -8,13 +8,15 @@ use crate::driver::{
 };
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
+use crate::inside::{DeviceInside, StreamInside};
+use crate::inside::{StreamCall, deferred, wait_for_idle_streams};
 use crate::layout::DeviceLayout;
 use crate::resource::block::DeviceBlock;
 use crate::resource::cuda::{allocate, free_in_order, report_failed_free};
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::identity::ResourceId;
 use crate::resource::impls::{equal_by_identity, setters};
-use crate::stream::{Stream, StreamCall, deferred, wait_for_idle_streams};
+use crate::stream::Stream;
 use crate::sync::trusted::Mutex;
 #[cfg(unix)]
 use std::os::fd::{FromRawFd, OwnedFd};

@@ -4,7 +4,7 @@
 #![cfg_attr(all(feature = "std-allocator", aquifer_nightly), feature(allocator_api))]
 #![deny(missing_docs, missing_debug_implementations)]
 
-pub mod adaptor;
+mod adaptor;
 mod arena;
 mod binning;
 mod callback;
@@ -14,7 +14,7 @@ mod managed;
 mod managed_alloc;
 mod system;
 
-use aquifer_core::{device, pinned, resource, stream};
+use aquifer_core::{device, inside, resource, stream};
 use aquifer_driver::{self as driver, error, impls, layout};
 use aquifer_events as debug_log;
 use aquifer_pool::{self as pool, heap};

@@ -6,13 +6,15 @@ use crate::driver::CallSite;
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
+use crate::inside::DeviceInside;
+use crate::inside::deferred;
 use crate::layout::DeviceLayout;
 use crate::resource::block::{DeviceBlock, padded_bytes};
 use crate::resource::cuda::{allocate, free_blocking};
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::identity::ResourceId;
 use crate::resource::impls::{debug_struct, equal_by_identity, setters};
-use crate::stream::{Stream, deferred};
+use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 

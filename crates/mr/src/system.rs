@@ -5,13 +5,15 @@ use crate::driver::CallSite;
 use crate::driver::{DeviceRange, ErrorContext, PreferredLocation, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
+use crate::inside::deferred;
+use crate::inside::{DeviceInside, StreamInside};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, impossible};
 use crate::resource::block::DeviceBlock;
 use crate::resource::cuda::{report_failed_free, report_leak};
 use crate::resource::device_resource::{DeviceResource, HostAccessible};
 use crate::resource::identity::ResourceId;
 use crate::resource::impls::{equal_by_identity, setters};
-use crate::stream::{Stream, deferred};
+use crate::stream::Stream;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 

@@ -7,6 +7,7 @@ use crate::driver::CallSite;
 use crate::driver::{CollectiveResult, RawCommunicator, UniqueId};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::setters;
+use crate::inside::{DeviceInside, StreamInside};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::channel::{self, RecvTimeoutError};

@@ -3,6 +3,7 @@
 use crate::device::Device;
 use crate::driver::UniqueId;
 use crate::error::Result;
+use crate::inside::DeviceInside;
 use std::fmt;
 
 /// The id by which the ranks of one [`Communicator`](crate::Communicator) find each

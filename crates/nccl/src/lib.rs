@@ -24,7 +24,7 @@ mod rank;
 mod registering;
 mod request;
 
-use aquifer_core::{container, device, event, resource, stream};
+use aquifer_core::{container, device, event, inside, resource, stream};
 use aquifer_driver::{self as driver, error, impls, layout};
 use aquifer_events as debug_log;
 use aquifer_sync as sync;

@@ -6,12 +6,14 @@ use crate::driver::CallSite;
 use crate::driver::{CollectiveError, is_forked_child};
 use crate::error::{Error, Result};
 use crate::impls::Count;
+use crate::inside::DeviceInside;
+use crate::inside::deferred;
 use crate::layout::DeviceLayout;
 use crate::resource::block::{DeviceBlock, padded_block, padded_bytes};
 use crate::resource::cuda::free_behind;
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::identity::ResourceId;
-use crate::stream::{Stream, deferred};
+use crate::stream::Stream;
 
 /// Device memory by `ncclMemAlloc`, which NCCL can register for all of its ways to other devices.
 ///

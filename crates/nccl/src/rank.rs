@@ -19,7 +19,9 @@ use crate::driver::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::stream::{Patience, Stream, StreamCall};
+use crate::inside::{DeviceInside, StreamInside};
+use crate::inside::{Patience, StreamCall};
+use crate::stream::Stream;
 use crate::sync::trusted::{Backoff, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};

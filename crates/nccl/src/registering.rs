@@ -5,6 +5,7 @@ use super::rank::Rank;
 use crate::debug_log::{defer_events, deferred_event};
 use crate::driver::{CollectiveError, DeviceRange, is_forked_child, not_forked};
 use crate::error::Result;
+use crate::inside::StreamInside;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};

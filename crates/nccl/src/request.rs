@@ -3,11 +3,14 @@
 use super::communicator::Communicator;
 use super::element::{Element, ReduceElement};
 use super::rank::{COLLECTIVE, Rank};
-use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
+use crate::container::{DeviceSlice, DeviceSliceMut};
 use crate::driver::{CollectiveWork, RawCollective, ReduceOp, Reduction};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
-use crate::stream::{Patience, Stream, StreamCall};
+use crate::inside::{CapturePolicy, MemoryUse};
+use crate::inside::{DeviceInside, StreamInside, ViewInside};
+use crate::inside::{Patience, StreamCall};
+use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
 

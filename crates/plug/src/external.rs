@@ -184,7 +184,8 @@ unsafe impl MemoryManager for ManagerMemory {
     }
 }
 
-impl ExternalHostMemory for ManagerMemory {
+// SAFETY: `MemoryManager`'s contract, for which its implementation vouches.
+unsafe impl ExternalHostMemory for ManagerMemory {
     fn host_alloc(&self, bytes: usize, flags: HostFlags) -> Result<NonNull<u8>> {
         if external::is_inside() {
             return Err(external::reentered());

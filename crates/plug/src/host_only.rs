@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::driver::{ErrorContext, HostFlags, MemoryInfo, not_forked};
 use crate::error::{ErrorKind, Result};
 use crate::impls::{Count, debug_struct};
+use crate::inside::DeviceInside;
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 use std::fmt;

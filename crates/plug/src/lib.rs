@@ -17,10 +17,10 @@ mod registry;
 mod resource_manager;
 mod stack;
 
-use aquifer_core::{container, device, pinned, resource, stream};
+use aquifer_core::{container, device, inside, pinned, resource, stream};
 use aquifer_driver::{self as driver, error, impls, layout};
 use aquifer_events as debug_log;
-use aquifer_mr::adaptor;
+use aquifer_mr as adaptor;
 use aquifer_sync as sync;
 
 // The names that the documentation links to are those of `aquifer`.

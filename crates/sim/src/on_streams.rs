@@ -3,6 +3,7 @@
 use crate::simulator::Simulator;
 use aquifer_driver::error::{Result, ensure};
 use aquifer_driver::{CaptureStatus, ErrorContext, RawStream};
+use aquifer_sync::Arc;
 use std::fmt;
 
 /// A stream of `aquifer-core`, which alone implements it.
@@ -15,6 +16,16 @@ pub trait SimulatedStream: fmt::Display {
 }
 
 impl<S: SimulatedStream> SimulatedStream for &S {
+    fn handle(&self) -> RawStream {
+        S::handle(self)
+    }
+
+    fn expose(&self) {
+        S::expose(self);
+    }
+}
+
+impl<S: SimulatedStream> SimulatedStream for Arc<S> {
     fn handle(&self) -> RawStream {
         S::handle(self)
     }

@@ -244,22 +244,19 @@ impl Simulator {
     }
 
     /// Holds up a stream, or lets it go on. `false` if the device has none of this handle.
-    #[doc(hidden)]
-    pub fn set_stalled(&self, stream: RawStream, stalled: bool) -> bool {
+    pub(crate) fn set_stalled(&self, stream: RawStream, stalled: bool) -> bool {
         let found = lock_state().stall_streams(self.context.id, Some(stream.0), stalled);
         notify_changed();
         found
     }
 
     /// Begins a capture, in a call that is neither counted nor refused.
-    #[doc(hidden)]
-    pub fn begin_capture(&self, stream: RawStream) -> DriverResult<()> {
+    pub(crate) fn begin_capture(&self, stream: RawStream) -> DriverResult<()> {
         Call::unchecked(&self.context, "cuStreamBeginCapture").begin_capture(stream)
     }
 
     /// Ends a capture on any thread, drops its recording, and returns its former status.
-    #[doc(hidden)]
-    pub fn end_capture(&self, stream: RawStream) -> CaptureStatus {
+    pub(crate) fn end_capture(&self, stream: RawStream) -> CaptureStatus {
         let id = lock_state().stream_behind(stream);
         match Call::unchecked(&self.context, "cuStreamEndCapture").end_capture(id) {
             Ok(_) => CaptureStatus::Active,

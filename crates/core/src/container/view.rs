@@ -85,8 +85,7 @@ macro_rules! view {
             }
 
             /// The use of this memory, in the way that the view allows.
-            #[doc(hidden)]
-            pub fn memory_use(&self) -> MemoryUse<'a> {
+            pub(crate) fn memory_use(&self) -> MemoryUse<'a> {
                 let start = (self.address - self.buffer.address()) as usize;
                 self.buffer.memory_use(start..start + self.size_in_bytes(), $writes)
             }

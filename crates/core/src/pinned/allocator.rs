@@ -227,7 +227,7 @@ macro_rules! implement_allocator {
             use std::alloc::Layout;
             use std::ptr::NonNull;
             use $api as api;
-            use $crate::pinned::allocator::{self as core, HostAllocator};
+            use $crate::inside::allocator::{self as core, HostAllocator};
 
             #[cold]
             fn or_alloc_error<T>(
@@ -322,7 +322,7 @@ macro_rules! implement_allocators {
     };
 }
 
-pub use crate::{implement_allocator, implement_allocators};
+pub use crate::implement_allocators;
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@
 //! [`Registered`] page-locks memory where it lies.
 
 mod address_map;
-pub mod allocator;
+pub(crate) mod allocator;
 mod batch;
 mod current;
 mod fence;
@@ -31,7 +31,7 @@ mod source;
 mod thread_cache;
 
 pub use allocator::last_error;
-pub use allocator::last_error_of;
+pub(crate) use allocator::last_error_of;
 pub use current::CurrentPinned;
 pub use host_buffer::HostBuffer;
 pub use host_chunk::HostChunk;

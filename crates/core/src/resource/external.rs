@@ -43,7 +43,11 @@ pub trait ExternalMemory: DeviceResource + ExternalHostMemory {
 }
 
 /// Page-locked memory from elsewhere than the driver.
-pub trait ExternalHostMemory: fmt::Debug + Send + Sync {
+///
+/// # Safety
+///
+/// An allocation is memory of the caller's alone until it is freed, as large as was asked, and page-locked.
+pub unsafe trait ExternalHostMemory: fmt::Debug + Send + Sync {
     /// At least `bytes` bytes, which are not 0.
     fn host_alloc(&self, bytes: usize, flags: HostFlags) -> Result<NonNull<u8>>;
 

@@ -3,11 +3,11 @@
 //! An [`Event`] is a point in a [`Stream`], for which others wait. A [`Graph`] is the work that a stream was given
 //! while it [captured](Stream::capture), to be launched again. A [`StreamPool`] has streams to take in turn.
 
-mod call;
+pub(crate) mod call;
 pub(crate) mod capture;
 mod capture_state;
-mod context;
-pub mod deferred;
+pub(crate) mod context;
+pub(crate) mod deferred;
 mod foreign;
 pub(crate) mod gate;
 pub(crate) mod graph;
@@ -22,12 +22,10 @@ mod stream_pool;
 mod synchronized;
 
 pub use crate::event::Event;
-pub use call::{Status, StreamCall};
+pub(crate) use call::{Status, StreamCall};
 pub(crate) use context::collect_all_after;
-pub use context::{
-    any_capturing, busy_streams, record_context, record_exposed, wait_for_idle_streams,
-};
-pub use gate::Patience;
+pub(crate) use context::{any_capturing, busy_streams, record_context, record_exposed};
+pub(crate) use gate::Patience;
 pub use graph::Graph;
 pub use handle::Stream;
 pub(crate) use handle::{CAPTURED_ELSEWHERE, Capture};

@@ -17,8 +17,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`ErrorKind::Capture`] while a longer capture has it, and [`ErrorKind::Forked`].
-    #[doc(hidden)]
-    pub fn begin_call(&self) -> Result<StreamCall<'_>> {
+    pub(crate) fn begin_call(&self) -> Result<StreamCall<'_>> {
         self.begin_call_within(&Patience::new())
     }
 
@@ -30,14 +29,12 @@ impl Stream {
 
     /// Like [`begin_call`](Self::begin_call), for a caller that is inside of another gate or has a lock. So it does not
     /// wait.
-    #[doc(hidden)]
-    pub fn begin_nested_call(&self) -> Result<StreamCall<'_>> {
+    pub(crate) fn begin_nested_call(&self) -> Result<StreamCall<'_>> {
         self.begin_call_within(&Patience::none())
     }
 
     /// Begins a call that may wait for the device, or for other ranks of a communicator.
-    #[doc(hidden)]
-    pub fn begin_blocking_call(&self, patience: &Patience) -> Result<StreamCall<'_>> {
+    pub(crate) fn begin_blocking_call(&self, patience: &Patience) -> Result<StreamCall<'_>> {
         not_forked("a stream")?;
         StreamCall::blocking(self, patience)
     }
@@ -153,8 +150,7 @@ impl Stream {
 
     /// Defers `free` of a block to a later call of the crate, when the stream is out of its capture and has passed all
     /// that it was given. After an error, `free` is called at once with it, since the stream may never say.
-    #[doc(hidden)]
-    pub fn free_block_later(&self, free: impl FnOnce(Result<()>) + Send + 'static) {
+    pub(crate) fn free_block_later(&self, free: impl FnOnce(Result<()>) + Send + 'static) {
         match self.record_unless_capturing() {
             Ok(Some(event)) => deferred::defer_block(Some(Arc::new(event)), || free(Ok(()))),
             Ok(None) => {

@@ -3,8 +3,8 @@
 use crate::driver::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
+use crate::inside::allocator::{HostAllocator, implement_allocators};
 use crate::layout::DeviceLayout;
-use crate::pinned::allocator::{HostAllocator, implement_allocators};
 use crate::resource::{DeviceBlock, DeviceResource, HostComplete};
 use crate::stream::Stream;
 use std::alloc::Layout;

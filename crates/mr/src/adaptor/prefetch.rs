@@ -3,6 +3,7 @@
 use crate::driver::{DeviceRange, ErrorContext};
 use crate::error::{DriverError, Result};
 use crate::impls::Count;
+use crate::inside::{DeviceInside, StreamInside};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};

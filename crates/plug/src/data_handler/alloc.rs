@@ -4,8 +4,8 @@ use super::current::current_data_handler;
 use super::handler::DataHandler;
 use crate::error::Result;
 use crate::impls::debug_struct;
-use crate::pinned::allocator::{HostAllocator, implement_allocators};
-use crate::stream::deferred;
+use crate::inside::allocator::{HostAllocator, implement_allocators};
+use crate::inside::deferred;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
-use crate::pinned::allocator::log_and_set_last_error;
+use crate::inside::allocator::log_and_set_last_error;
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
 use std::io;

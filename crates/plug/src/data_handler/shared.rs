@@ -5,7 +5,7 @@ use super::inside::Inside;
 use super::raw::{RawDataAllocator, RawDataHandler};
 use crate::error::{Error, ErrorKind, Result, catch_panic};
 use crate::impls::Count;
-use crate::pinned::allocator::catch_panic_and_error;
+use crate::inside::allocator::catch_panic_and_error;
 use crate::sync::{Arc, Weak};
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;

@@ -3,7 +3,7 @@
 use super::functions::{HandlerFunctions, MALLOC_ALIGNMENT, call_free, product};
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
-use crate::pinned::last_error_of;
+use crate::inside::allocator::last_error_of;
 use allocator_api2::alloc::{AllocError, Allocator};
 use std::alloc::Layout;
 use std::ptr::NonNull;

@@ -7,8 +7,10 @@ use crate::driver::CallSite;
 use crate::driver::{AllocationKind, DeviceRange, ErrorContext, RawPool, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
+use crate::inside::StreamCall;
+use crate::inside::{DeviceInside, StreamInside};
 use crate::resource::DeviceBlock;
-use crate::stream::{Stream, StreamCall};
+use crate::stream::Stream;
 
 /// The advice for memory that no other process can open.
 const SHAREABLE: &str = "take it from CudaResource, or from a PoolResource over it that was built with \

@@ -4,12 +4,14 @@ use super::export::export;
 use super::ipc_handle::IpcHandle;
 #[cfg(unix)]
 use super::mapped;
-use crate::container::{CapturePolicy, DeviceBuffer, DeviceSlice, DeviceVec, MemoryUse};
+use crate::container::{DeviceBuffer, DeviceSlice, DeviceVec};
 use crate::driver::{CallSite, DeviceRange};
 #[allow(unused_imports, reason = "for the documentation")]
 use crate::error::ErrorKind;
 use crate::error::Result;
-use crate::stream::StreamCall;
+use crate::inside::StreamCall;
+use crate::inside::ViewInside;
+use crate::inside::{CapturePolicy, MemoryUse};
 use bytemuck::Pod;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
@@ -43,7 +45,7 @@ pub trait IpcExport: Shared {
     #[track_caller]
     fn ipc_handle(&self) -> Result<IpcHandle> {
         let _site = CallSite::enter();
-        let (range, memory) = self.shared();
+        let (range, memory) = self.shared(Token);
         export(memory.home.device(), range, || order_to_share(memory))
     }
 
@@ -103,7 +105,7 @@ pub trait IpcExport: Shared {
     #[track_caller]
     fn send_to(&self, socket: &UnixStream) -> Result<()> {
         let _site = CallSite::enter();
-        let (range, memory) = self.shared();
+        let (range, memory) = self.shared(Token);
         mapped::send(memory.home.device(), range, || order_to_share(memory), socket)
     }
 }
@@ -119,17 +121,21 @@ fn order_to_share(memory: MemoryUse<'_>) -> Result<StreamCall<'_>> {
 mod sealed {
     use super::{DeviceRange, MemoryUse};
 
+    /// Has no name elsewhere, so that no program calls what takes it.
+    #[derive(Debug)]
+    pub struct Token;
+
     /// The facts that sharing needs about memory. No type of another crate has this trait.
     pub trait Shared {
-        fn shared(&self) -> (DeviceRange, MemoryUse<'_>);
+        fn shared(&self, _: Token) -> (DeviceRange, MemoryUse<'_>);
     }
 }
-use sealed::Shared;
+use sealed::{Shared, Token};
 
 impl<T: Pod> IpcExport for DeviceSlice<'_, T> {}
 
 impl<T: Pod> Shared for DeviceSlice<'_, T> {
-    fn shared(&self) -> (DeviceRange, MemoryUse<'_>) {
+    fn shared(&self, _: Token) -> (DeviceRange, MemoryUse<'_>) {
         let range = DeviceRange { address: self.as_device_ptr(), bytes: self.size_in_bytes() };
         (range, self.memory_use())
     }
@@ -138,7 +144,7 @@ impl<T: Pod> Shared for DeviceSlice<'_, T> {
 impl<T: Pod> IpcExport for DeviceVec<T> {}
 
 impl<T: Pod> Shared for DeviceVec<T> {
-    fn shared(&self) -> (DeviceRange, MemoryUse<'_>) {
+    fn shared(&self, _: Token) -> (DeviceRange, MemoryUse<'_>) {
         let range = DeviceRange { address: self.as_device_ptr(), bytes: self.size_in_bytes() };
         (range, self.as_slice().memory_use())
     }
@@ -147,7 +153,7 @@ impl<T: Pod> Shared for DeviceVec<T> {
 impl IpcExport for DeviceBuffer {}
 
 impl Shared for DeviceBuffer {
-    fn shared(&self) -> (DeviceRange, MemoryUse<'_>) {
+    fn shared(&self, _: Token) -> (DeviceRange, MemoryUse<'_>) {
         let range =
             DeviceRange { address: self.as_device_ptr(), bytes: self.as_slice().size_in_bytes() };
         (range, self.as_slice().memory_use())

@@ -11,6 +11,7 @@ use crate::driver::CallSite;
 use crate::driver::{ErrorContext, RawPool, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;
+use crate::inside::DeviceInside;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use aquifer_mr::AsyncResource;

@@ -4,14 +4,16 @@
 use super::export::{begin, sharing};
 use super::memory::{Opened, require_uuid, require_whole, vector};
 use super::socket::{Payload, receive_descriptor, send_descriptor};
-use crate::container::{DeviceVec, refuse_zero_sized};
+use crate::container::DeviceVec;
 use crate::device::Device;
 use crate::driver::CallSite;
 use crate::driver::{DeviceRange, ErrorContext, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
+use crate::inside::StreamCall;
+use crate::inside::refuse_zero_sized;
 use crate::resource::{ImportedHandles, export_mapping, mappings_of};
-use crate::stream::{Stream, StreamCall};
+use crate::stream::Stream;
 use crate::sync::trusted::unique;
 use bytemuck::Pod;
 use std::fmt;

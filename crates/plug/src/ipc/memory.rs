@@ -2,12 +2,14 @@
 
 use super::ipc_handle::{IpcHandle, IpcKind, shown_uuid};
 use super::opened::{Opening, Source, count};
-use crate::container::{DeviceVec, DeviceVecParts, refuse_zero_sized};
+use crate::container::{DeviceVec, DeviceVecParts};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{BackendKind, CallSite, DriverResult, ErrorContext, not_forked, process_of};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::{Count, debug_struct};
+use crate::inside::StreamInside;
+use crate::inside::refuse_zero_sized;
 use crate::layout::DeviceLayout;
 #[cfg(unix)]
 use crate::resource::ImportedMemory;

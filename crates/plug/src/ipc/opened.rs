@@ -9,6 +9,7 @@ use super::ipc_handle::IpcKind;
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::{BackendKind, DeviceAddress, DeviceRange, DriverResult, IpcBytes, RawPool};
+use crate::inside::DeviceInside;
 use crate::sync::trusted::Mutex;
 use crate::sync::{Arc, LazyLock};
 use std::any::Any;

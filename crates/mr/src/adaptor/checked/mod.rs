@@ -9,6 +9,7 @@ use crate::debug_log::deferred_event;
 use crate::driver::{FillWord, RawFill, is_forked_child};
 use crate::error::Result;
 use crate::error::catch_panic;
+use crate::inside::{DeviceInside, StreamInside};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, debug_struct, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
