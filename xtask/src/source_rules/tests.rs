@@ -110,6 +110,7 @@ fn modules_import_modules_below_them() {
         ("crates/core/src/event.rs", "use crate::*;"),
         ("crates/core/src/event.rs", "use crate::lib;"),
         ("crates/core/src/event.rs", "macro_rules! m { () => {} } use crate::n;"),
+        ("crates/core/src/event.rs", "use crate::inside::f;"),
         ("crates/core/src/event.rs", "impl crate::resource::Plug for Event {}"),
         ("crates/core/src/cellar.rs", "use crate::error::Error;"),
     ] {
@@ -129,6 +130,10 @@ fn modules_import_modules_below_them() {
             "mod pool; pub use container::DeviceVec; pub use crate::host::PinnedAlloc;",
         ),
         ("crates/core/src/event.rs", "macro_rules! m { () => {} } pub use crate::m;"),
+        (
+            "crates/core/src/event.rs",
+            "#[macro_export] macro_rules! m { () => { $crate::inside::f() } }",
+        ),
         ("tests/pool.rs", "use crate::common;"),
     ] {
         assert!(found(layers::check, path, good).is_empty(), "{path}: {good}");
