@@ -28,6 +28,7 @@ pub use device_box::DeviceBox;
 pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
+#[cfg(feature = "cuda")]
 pub(crate) use device_vec::refuse_zero_sized;
 pub use growth::Growth;
 pub use on::{On, OnMut};
