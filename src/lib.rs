@@ -36,6 +36,7 @@
 //! | [`debug_log`], [`error`] | what pools report; the one error |
 #![deny(missing_docs, missing_debug_implementations)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod debug_log;
 #[cfg(doc)]
 pub mod guide;

@@ -15,7 +15,7 @@ pub(crate) const OPTIONS: &str =
     "--features=aquifer/sim,aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
 
 /// The crates of the library, each behind those that it imports.
-const CRATES: [&str; 11] = [
+pub(crate) const CRATES: [&str; 11] = [
     "aquifer-sync",
     "aquifer-nvtx",
     "aquifer-events",

@@ -143,6 +143,13 @@ pub fn emit_deferred(event: impl FnOnce() + 'static) {
 }
 
 /// Defers the events of [`emit_deferred`] on this thread until it is dropped.
+///
+/// This does not compile, since the count of guards is the thread's:
+///
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<aquifer_events::DeferEvents>();
+/// ```
 pub struct DeferEvents(PhantomData<*const ()>);
 
 #[inline]

@@ -11,7 +11,7 @@
 // | `communicator` | the handle: how ranks join, wait and are aborted |
 // | `request` | a collective that is checked and not given to its stream yet |
 // | `calls` | the collectives, alone and in a group |
-// | `registering` | memory that communicators know |
+// | `registering`, `nccl_resource` | memory that communicators know; memory of NCCL's own |
 
 #![deny(missing_docs, missing_debug_implementations)]
 

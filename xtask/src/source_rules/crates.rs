@@ -1,6 +1,7 @@
 //! Each crate of `crates/` imports what its README says, and has one.
 
-use super::Finding;
+use super::{Finding, LIBRARIES};
+use crate::cargo::CRATES;
 use anyhow::{Context as _, Result};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,9 +19,18 @@ pub(super) fn said_imports(root: &Path) -> Result<Vec<Finding>> {
             std::fs::read_to_string(&path).with_context(|| path.display().to_string())
         };
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        findings.extend(unlisted(&name));
         findings.extend(compare(&name, &read("Cargo.toml")?, &read("README.md")?));
     }
     Ok(findings)
+}
+
+/// A crate whose sources no rule looks at, or that no step publishes.
+fn unlisted(name: &str) -> Option<Finding> {
+    let (sources, package) = (format!("crates/{name}/src"), format!("aquifer-{name}"));
+    let is_listed = LIBRARIES.contains(&&*sources) && CRATES.contains(&&*package);
+    let text = "the crate is not in LIBRARIES of the rules and CRATES of the steps";
+    (!is_listed).then(|| Finding { path: sources, line: 1, text: text.into() })
 }
 
 fn compare(name: &str, manifest: &str, readme: &str) -> Option<Finding> {
@@ -51,6 +61,12 @@ mod tests {
 
     const MANIFEST: &str = "[package]\nname = \"aquifer-pool\"\n\n[dependencies]\n\
         aquifer-sync = { path = \"../sync\" }\nlibc = \"0.2\"\n\n[dev-dependencies]\naquifer-x = \"1\"\n";
+
+    #[test]
+    fn a_crate_that_no_list_has_is_found() {
+        assert_eq!(unlisted("pool"), None);
+        assert!(unlisted("lagoon").is_some());
+    }
 
     #[test]
     fn a_readme_names_what_is_imported() {

@@ -17,6 +17,13 @@ use std::marker::PhantomData;
 /// the stream or ends one. It is held like a lock, over calls of the driver and never over code of a user.
 ///
 /// It comes from [`Stream::begin_call`], or from [`without_gate`](Self::without_gate) for a stream without a gate.
+///
+/// This does not compile, since the call is the thread's that entered the gate:
+///
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<aquifer_core::inside::StreamCall<'static>>();
+/// ```
 pub struct StreamCall<'a> {
     device: &'a Device,
     raw: RawStream,

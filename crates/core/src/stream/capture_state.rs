@@ -96,8 +96,8 @@ impl<S: Clone + PartialEq> CaptureState<S> {
         members.iter().map(|member| member.before.clone()).chain(self.outside()).collect()
     }
 
-    /// The same where `stream` is one of them. One look at both: the capture may end meanwhile, and no
-    /// stream takes part in it from then on.
+    /// The event before each member, where `stream` is one of them. This is one look at both, since the capture
+    /// may end meanwhile, and no stream takes part in it from then on.
     pub(super) fn all_before_if_member(&self, stream: &S) -> Option<Vec<Arc<Event>>> {
         let members = self.members.lock();
         let is_member = members.iter().any(|member| member.stream == *stream);

@@ -81,3 +81,13 @@ fn the_crates_of_aquifer_are_known_in_a_workspace_and_in_a_registry() {
         assert_eq!(own_files.is_some_and(|own| own.contain(path)), is_ours, "{path} beside {own}");
     }
 }
+
+#[test]
+fn no_crate_of_the_repository_is_left_out() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates");
+    // A published crate stands alone.
+    for entry in std::fs::read_dir(folder).into_iter().flatten() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(OWN_CRATES.contains(&&*name), "{name}");
+    }
+}
