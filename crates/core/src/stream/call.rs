@@ -11,7 +11,6 @@ use crate::event::Event;
 use crate::sync::{Arc, assert_unlocked};
 use std::cell::Cell;
 use std::fmt;
-use std::marker::PhantomData;
 
 /// A call of the driver on a stream, counted in the stream's gate. While it lives, no other thread begins a capture on
 /// the stream or ends one. It is held like a lock, over calls of the driver and never over code of a user.
@@ -36,9 +35,8 @@ pub struct StreamCall<'a> {
     undeclared: Cell<Option<bool>>,
     /// Whether it may wait for the device.
     waits: Cell<bool>,
-    /// It is the thread's that entered the gate.
-    stays: PhantomData<*const ()>,
-    /// The guard is the last field, so that events are emitted when the call is over.
+    /// The guard keeps the call on its thread, which entered the gate. It is the last field, so that events are emitted
+    /// when the call is over.
     _held: Option<DeferEvents>,
 }
 
@@ -87,17 +85,7 @@ impl<'a> StreamCall<'a> {
         let undeclared = Cell::new((!stream.is_exposed()).then_some(false));
         let (counted, waits) = (capture.is_none(), Cell::new(waits && capture.is_none()));
         let stream = Some(stream);
-        Ok(Self {
-            device,
-            raw,
-            stream,
-            counted,
-            capture,
-            undeclared,
-            waits,
-            stays: PhantomData,
-            _held: held,
-        })
+        Ok(Self { device, raw, stream, counted, capture, undeclared, waits, _held: held })
     }
 
     /// A call on a stream that no [`Stream`] stands for. That is a thread's own, or one of cudarc's that Aquifer does
@@ -105,17 +93,7 @@ impl<'a> StreamCall<'a> {
     pub(crate) fn without_gate(device: &'a Device, raw: RawStream) -> Self {
         let (undeclared, waits) = (Cell::new(None), Cell::new(false));
         let (stream, counted, capture) = (None, false, None);
-        Self {
-            device,
-            raw,
-            stream,
-            counted,
-            capture,
-            undeclared,
-            waits,
-            stays: PhantomData,
-            _held: None,
-        }
+        Self { device, raw, stream, counted, capture, undeclared, waits, _held: None }
     }
 
     pub(crate) fn device(&self) -> &'a Device {
