@@ -7,7 +7,7 @@ use crate::source_rules::links;
 use anyhow::{Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The optional features of the crate that are checked with the default ones.
@@ -153,8 +153,38 @@ pub(crate) fn doc(place: &Place) -> Result<Verdict> {
     Ok(Verdict::Passed(format!("{links} links to it")))
 }
 
+/// Removes what cargo unpacked and built of our crates when they were packaged before. It takes a version for unchanged, and
+/// would build the crates above on the old sources.
+fn forget_packaged(target: &Path) -> Result<()> {
+    if target.is_dir() {
+        std::fs::remove_dir_all(target)?;
+    }
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
+    let Some(sources) = home.and_then(|home| home.join("registry/src").read_dir().ok()) else {
+        return Ok(());
+    };
+    for registry in sources {
+        let registry = registry?;
+        // The registry of a `publish --dry-run` has no host, which the name of its folder begins with.
+        if !registry.file_name().to_string_lossy().starts_with('-') {
+            continue;
+        }
+        for unpacked in registry.path().read_dir()? {
+            let unpacked = unpacked?;
+            if unpacked.file_name().to_string_lossy().starts_with("aquifer") {
+                std::fs::remove_dir_all(unpacked.path())?;
+            }
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn package(place: &Place) -> Result<Verdict> {
+    let target = place.target.join("packaged");
+    forget_packaged(&target)?;
     let mut publish = cargo(place);
+    publish.env("CARGO_TARGET_DIR", &target);
     publish.args(["publish", "--dry-run", "--allow-dirty"]).args(of_the_library());
     shown(&mut publish, None)?.ok()?;
     Ok(Verdict::Passed(format!("{} crates", CRATES.len())))
