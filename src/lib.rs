@@ -47,7 +47,7 @@ pub mod sim;
 #[doc(inline)]
 pub use aquifer_core::interop;
 #[doc(inline)]
-pub use aquifer_core::{container, device, kernel, pinned, stream, transfer};
+pub use aquifer_core::{container, device, pinned, stream, transfer};
 #[doc(inline)]
 pub use collective::Communicator;
 #[doc(inline)]
@@ -76,6 +76,17 @@ pub mod error {
     //! The one error of all crates: what failed, why, and what to do about it.
 
     pub use aquifer_driver::error::{DriverError, Error, ErrorKind, Refused, Result};
+}
+
+pub mod kernel {
+    //! Kernels of a program, and how a stream launches them.
+    //!
+    //! A [`Kernel`] has PTX or a cubin for GPUs and a host function for the simulated device.
+    //! [`Stream::launch`](crate::Stream::launch) makes a [`Launch`], which takes the arguments.
+
+    pub use aquifer_core::kernel::*;
+    #[cfg(feature = "nvrtc")]
+    pub use aquifer_nvrtc::{CompileOptions, compile_cuda};
 }
 
 pub mod mr {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const UNREACHED: &[(&str, &str, &str)] = &[
     ("crates/driver/src/cuda/open.rs", "", "a driver is needed: tests/driver_calls"),
     ("crates/driver/src/cuda/driver.rs", "", "a driver is needed: tests/driver_calls"),
-    ("crates/driver/src/cuda_source.rs", "", "of the feature `nvrtc`: tests/it/nvrtc.rs"),
+    ("crates/nvrtc/src/compile.rs", "", "of the feature `nvrtc`: tests/it/nvrtc.rs"),
     ("crates/driver/src/cuda/conversions.rs", "a call of cudarc failed", "a GPU is needed"),
     ("crates/core/src/interop/cuda_slice.rs", "making cudarc's events", "a GPU is needed"),
     (
@@ -23,7 +23,7 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ("crates/nccl/src/communicator.rs", "give a stream for each rank", "named by its caller"),
     ("crates/nccl/src/communicator.rs", "give one stream of each device", "named by its caller"),
     (
-        "crates/driver/src/collective.rs",
+        "crates/collective/src/calls.rs",
         "",
         "named by their callers; of a missing library, a GPU is needed",
     ),

@@ -4,7 +4,7 @@ use crate::support;
 use aquifer::sim::SimConfig;
 use aquifer::{
     Device, DeviceVec, Error, ErrorKind, HostArgs, Kernel, LaunchConfig, Result,
-    kernel::CompileOptions,
+    kernel::{CompileOptions, compile_cuda},
 };
 
 const SOURCE: &str = r#"
@@ -60,7 +60,7 @@ fn both_forms_of_a_source_do_the_same() {
     const NAME: &str = "both_forms_of_a_source_do_the_same";
     let simulated = Device::simulated(SimConfig::default());
     let three = CompileOptions::for_device(&simulated).define("BY", "3");
-    let made = Kernel::compile_cuda("scale", SOURCE, &three, times::<3>);
+    let made = compile_cuda("scale", SOURCE, &three, times::<3>);
     let Some(kernel) = compiled(NAME, made) else { return };
     let kernel = kernel.unwrap();
     assert!(kernel.ptx().unwrap().contains(".entry scale"));
@@ -70,7 +70,7 @@ fn both_forms_of_a_source_do_the_same() {
     match Device::open(0) {
         Ok(gpu) => {
             let options = CompileOptions::for_device(&gpu).define("BY", "3");
-            let kernel = Kernel::compile_cuda("scale", SOURCE, &options, nothing).unwrap();
+            let kernel = compile_cuda("scale", SOURCE, &options, nothing).unwrap();
             assert_eq!(scaled(&gpu, &kernel).unwrap(), expected);
         }
         Err(error) => {
@@ -84,7 +84,7 @@ fn both_forms_of_a_source_do_the_same() {
 fn a_launch_is_compared_with_the_entry_of_the_source() {
     const NAME: &str = "a_launch_is_compared_with_the_entry_of_the_source";
     let options = CompileOptions::default();
-    let made = Kernel::compile_cuda("nothing", SOURCE, &options, nothing);
+    let made = compile_cuda("nothing", SOURCE, &options, nothing);
     let Some(kernel) = compiled(NAME, made) else { return };
     let error = scaled(&Device::simulated(SimConfig::default()), &kernel.unwrap()).unwrap_err();
     assert!(error.to_string().contains("takes no parameters"), "{error}");
@@ -110,7 +110,7 @@ fn what_the_compiler_does_not_take_is_an_error_with_its_text() {
         ("scale", "__global__ void scale() {}", default.clone(), "has the entries _Z5scalev"),
     ];
     for (entry, source, options, text) in cases {
-        let made = Kernel::compile_cuda(entry, source, &options, nothing);
+        let made = compile_cuda(entry, source, &options, nothing);
         let Some(made) = compiled(NAME, made) else { return };
         let error = made.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -126,16 +126,14 @@ fn headers_are_found_in_the_folders_that_are_named() {
     std::fs::write(folder.join("by.h"), "#define BY 5\n").unwrap();
     let source = format!("#include \"by.h\"\n{SOURCE}");
     let options = CompileOptions::default().include_path(&folder);
-    let made = Kernel::compile_cuda("scale", &source, &options, times::<5>);
+    let made = compile_cuda("scale", &source, &options, times::<5>);
     if let Some(kernel) = compiled(NAME, made) {
         // Compiled once: the header is not looked for again.
         std::fs::remove_file(folder.join("by.h")).unwrap();
         let ptx = kernel.unwrap().ptx().unwrap().to_owned();
-        let again = Kernel::compile_cuda("nothing", &source, &options, nothing).unwrap();
+        let again = compile_cuda("nothing", &source, &options, nothing).unwrap();
         assert_eq!(again.ptx(), Some(&*ptx));
-        assert!(
-            Kernel::compile_cuda("nothing", &format!("{source}\n"), &options, nothing).is_err()
-        );
+        assert!(compile_cuda("nothing", &format!("{source}\n"), &options, nothing).is_err());
     }
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -15,12 +15,15 @@ pub(crate) const OPTIONS: &str =
     "--features=aquifer/sim,aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
 
 /// The crates of the library, each behind those that it imports.
-pub(crate) const CRATES: [&str; 11] = [
+pub(crate) const CRATES: [&str; 14] = [
     "aquifer-sync",
     "aquifer-nvtx",
     "aquifer-events",
     "aquifer-pool",
+    "aquifer-ptx",
     "aquifer-driver",
+    "aquifer-collective",
+    "aquifer-nvrtc",
     "aquifer-sim",
     "aquifer-core",
     "aquifer-mr",

@@ -64,13 +64,8 @@ pub use transfer::Transfer;
 
 pub mod kernel {
     //! Kernels of a program, and how a stream launches them.
-    //!
-    //! A [`Kernel`] has PTX or a cubin for GPUs and a host function for the simulated device.
-    //! [`Stream::launch`](crate::Stream::launch) makes a [`Launch`], which takes the arguments.
 
     pub use crate::container::launch::Launch;
-    #[cfg(feature = "nvrtc")]
-    pub use crate::driver::CompileOptions;
     pub use crate::driver::{HostArgs, HostForm, Kernel, LaunchConfig};
 }
 

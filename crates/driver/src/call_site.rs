@@ -22,8 +22,21 @@ thread_local! {
 const THIS_FILE: &str = "/src/call_site.rs";
 
 /// The crates below `aquifer`, whose lines are no lines of the program.
-pub const OWN_CRATES: [&str; 10] =
-    ["core", "driver", "events", "mr", "nccl", "nvtx", "plug", "pool", "sim", "sync"];
+pub const OWN_CRATES: [&str; 13] = [
+    "collective",
+    "core",
+    "driver",
+    "events",
+    "mr",
+    "nccl",
+    "nvrtc",
+    "nvtx",
+    "plug",
+    "pool",
+    "ptx",
+    "sim",
+    "sync",
+];
 
 /// The files of our crates, by what surrounds a crate's name in their paths: `crates/` in the repository, `aquifer-` and
 /// `-0.1.0` in a registry.

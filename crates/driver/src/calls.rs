@@ -1,6 +1,5 @@
 //! The calls of a driver, in raw handles and addresses.
 
-use crate::collective::CollectiveCalls;
 use crate::error::{DriverError, Error};
 use crate::ipc::IpcCalls;
 use crate::kernel::{Kernel, LaunchConfig, RawArg};
@@ -143,7 +142,6 @@ pub unsafe trait Driver:
     + PoolCalls
     + IpcCalls
     + PeerCalls
-    + CollectiveCalls
     + StreamCalls
     + GraphCalls
     + WorkCalls

@@ -26,7 +26,7 @@ pub type HostForm = fn(&LaunchConfig, HostArgs<'_>) -> Result<()>;
 /// entry. It also refuses a grid, a block or shared memory above the limits of CUDA or of the entry.
 ///
 /// [`from_cubin`](Self::from_cubin) takes machine code instead of PTX. With the feature `nvrtc`,
-/// `Kernel::compile_cuda` takes CUDA C++.
+/// `kernel::compile_cuda` takes CUDA C++.
 ///
 /// Make a kernel a `static`. A `const`, or a kernel that is made for each launch, is compared with all
 /// known texts at each launch.

@@ -23,26 +23,25 @@ mod properties;
 mod call_site;
 #[allow(missing_docs, missing_debug_implementations, reason = "for the crates above alone")]
 mod calls;
-#[allow(missing_docs, reason = "but for `ReduceOp`, for the crates above alone")]
-mod collective;
-pub mod cubin;
 #[cfg(feature = "cuda")]
 #[allow(missing_docs, missing_debug_implementations, reason = "for the crates above alone")]
 pub mod cuda;
-#[cfg(feature = "nvrtc")]
-mod cuda_source;
 pub mod fork;
 #[allow(missing_docs, reason = "for the crates above alone")]
 pub mod ipc;
 mod peer;
 mod pool_end;
-pub mod ptx;
 #[allow(missing_docs, reason = "for the crates above alone")]
 mod raw;
+#[cfg(feature = "cuda")]
+mod symbols;
 #[allow(missing_docs, reason = "for the crates above alone")]
 mod virtual_memory;
 
 use aquifer_sync as sync;
+#[cfg(feature = "cuda")]
+#[doc(hidden)]
+pub use libloading;
 
 pub use call_site::{CallSite, NoCallSite, OWN_CRATES, OwnFiles, Site};
 pub use calls::{
@@ -51,12 +50,6 @@ pub use calls::{
     PreferredLocation, RawCopy, RawFill, RawLaunch, RegionCalls, StreamCalls, StreamKeeper,
     VectorEvent, VectorType, WorkCalls, has_ended_capture,
 };
-pub use collective::{
-    CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork, ElementType, RawCollective,
-    RawCommunicator, ReduceOp, Reduction, UniqueId,
-};
-#[cfg(feature = "nvrtc")]
-pub use cuda_source::CompileOptions;
 pub use fork::{call_not_forked, is_forked_child, not_forked};
 pub use ipc::{AllocationKind, IpcBytes, IpcCalls, process_of};
 pub use kernel::{Access, HostArgs, HostForm, Kernel, KernelImage, LaunchConfig, RawArg};

@@ -5,8 +5,8 @@ use super::element::ReduceElement;
 use super::request::Request;
 use crate::container::{DeviceRead, DeviceWrite};
 use crate::driver::CallSite;
-use crate::driver::ReduceOp;
 use crate::error::Result;
+use aquifer_collective::ReduceOp;
 use bytemuck::Pod;
 use std::fmt;
 

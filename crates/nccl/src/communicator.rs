@@ -3,14 +3,15 @@
 use super::id::CommunicatorId;
 use super::rank::{Rank, lost};
 use crate::device::Device;
+use crate::device_calls::calls_of;
 use crate::driver::CallSite;
-use crate::driver::{CollectiveResult, RawCommunicator, UniqueId};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::setters;
 use crate::inside::{DeviceInside, StreamInside};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::channel::{self, RecvTimeoutError};
+use aquifer_collective::{CollectiveResult, RawCommunicator, UniqueId};
 use std::any::Any;
 use std::fmt;
 use std::time::Duration;
@@ -170,7 +171,7 @@ fn join_within(
         let (devices, joined) = unwanted.into_inner();
         for (device, raw) in devices.iter().zip(joined.into_iter().flatten()) {
             // SAFETY: joined just now, and given to nobody.
-            let _ = unsafe { device.driver().communicator_abort(raw) };
+            let _ = calls_of(device).and_then(|calls| unsafe { calls.communicator_abort(raw) });
         }
     };
     let thread = std::thread::Builder::new().name(String::from("aquifer communicator"));
@@ -203,7 +204,7 @@ fn join_ranks(
         .zip(first..)
         .map(|(device, rank)| (device.driver().as_any(), rank))
         .collect();
-    device.driver().join_ranks(&members, ranks, id)
+    calls_of(device)?.join_ranks(&members, ranks, id)
 }
 
 impl Communicator {

@@ -1,10 +1,10 @@
 //! The elements that collectives reduce.
 
-use crate::driver::ElementType;
+use aquifer_collective::ElementType;
 use bytemuck::Pod;
 
 mod sealed {
-    use crate::driver::ElementType;
+    use aquifer_collective::ElementType;
 
     pub trait Element {
         const TYPE: Type;

@@ -1,9 +1,9 @@
 //! The id by which the ranks of a communicator find each other.
 
 use crate::device::Device;
-use crate::driver::UniqueId;
+use crate::device_calls::calls_of;
 use crate::error::Result;
-use crate::inside::DeviceInside;
+use aquifer_collective::UniqueId;
 use std::fmt;
 
 /// The id by which the ranks of one [`Communicator`](crate::Communicator) find each
@@ -35,7 +35,7 @@ impl CommunicatorId {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a GPU where NCCL is not
     /// installed, and the errors of NCCL.
     pub fn new(device: &Device) -> Result<Self> {
-        let bytes = device.driver().unique_id();
+        let bytes = calls_of(device).and_then(|calls| calls.unique_id());
         let wanted = format_args!("making an id for a communicator of {device}");
         bytes.map(|bytes| Self { bytes }).map_err(|error| error.into_error(wanted))
     }

@@ -11,12 +11,14 @@
 // | `communicator` | the handle: how ranks join, wait and are aborted |
 // | `request` | a collective that is checked and not given to its stream yet |
 // | `calls` | the collectives, alone and in a group |
+// | `device_calls` | what a device does with communicators |
 // | `registering`, `nccl_resource` | memory that communicators know; memory of NCCL's own |
 
 #![deny(missing_docs, missing_debug_implementations)]
 
 mod calls;
 mod communicator;
+mod device_calls;
 mod element;
 mod id;
 mod nccl_resource;
@@ -33,7 +35,7 @@ use aquifer_sync as sync;
 #[cfg(doc)]
 use aquifer_core::*;
 
-pub use aquifer_driver::ReduceOp;
+pub use aquifer_collective::ReduceOp;
 pub use calls::Group;
 pub use communicator::{Communicator, CommunicatorOptions};
 pub use element::ReduceElement;

@@ -2,11 +2,11 @@
 
 use crate::debug_log::deferred_event;
 use crate::device::Device;
+use crate::device_calls::calls_of;
 use crate::driver::CallSite;
-use crate::driver::{CollectiveError, is_forked_child};
+use crate::driver::is_forked_child;
 use crate::error::{Error, Result};
 use crate::impls::Count;
-use crate::inside::DeviceInside;
 use crate::inside::deferred;
 use crate::layout::DeviceLayout;
 use crate::resource::block::{DeviceBlock, padded_block, padded_bytes};
@@ -14,6 +14,7 @@ use crate::resource::cuda::free_behind;
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::identity::ResourceId;
 use crate::stream::Stream;
+use aquifer_collective::CollectiveError;
 
 /// Device memory by `ncclMemAlloc`, which NCCL can register for all of its ways to other devices.
 ///
@@ -65,7 +66,8 @@ unsafe impl DeviceResource for NcclResource {
         if layout.bytes() == 0 {
             return Ok(DeviceBlock::empty(layout));
         }
-        let base = self.device.driver().collective_mem_alloc(padded_bytes(layout));
+        let base = calls_of(&self.device)
+            .and_then(|calls| calls.collective_mem_alloc(padded_bytes(layout)));
         let base = base.map_err(|error| {
             let bytes = Count(layout.bytes(), "byte");
             error.into_allocation_error(format_args!(
@@ -84,9 +86,11 @@ unsafe impl DeviceResource for NcclResource {
         }
         let device = self.device.clone();
         free_behind(stream, move |passed| match passed {
-            // SAFETY: the token is NCCL's address, and the stream has passed every use; the caller vouches for the
-            // rest.
-            Ok(()) => match unsafe { device.driver().collective_mem_free(block.token()) } {
+            Ok(()) => match calls_of(&device).and_then(|calls| {
+                // SAFETY: the token is NCCL's address, and the stream has passed every use; the caller vouches for the
+                // rest.
+                unsafe { calls.collective_mem_free(block.token()) }
+            }) {
                 Ok(()) => {}
                 Err(CollectiveError::Driver(error)) if error.is_gone() => {}
                 Err(error) => {

@@ -13,16 +13,15 @@
 
 use crate::debug_log::{DeferEvents, defer_events, deferred_event};
 use crate::device::Device;
-use crate::driver::{
-    BackendKind, CollectiveError, CollectiveResult, DeviceRange, RawCommunicator, is_forked_child,
-    not_forked,
-};
+use crate::device_calls::calls_of;
+use crate::driver::{BackendKind, DeviceRange, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
-use crate::inside::{DeviceInside, StreamInside};
+use crate::inside::StreamInside;
 use crate::inside::{Patience, StreamCall};
 use crate::stream::Stream;
 use crate::sync::trusted::{Backoff, Mutex, MutexGuard};
+use aquifer_collective::{CollectiveError, CollectiveResult, RawCommunicator};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
@@ -252,7 +251,7 @@ impl Rank {
         state.membership = Membership::Lost(error.clone());
         state.forget_all();
         // SAFETY: taken out of the state, so no other call has it or gets it.
-        let _ = unsafe { self.device().driver().communicator_abort(raw) };
+        let _ = calls_of(self.device()).and_then(|calls| unsafe { calls.communicator_abort(raw) });
         drop(state);
         let (rank, ranks, why) = (self.number, self.ranks, error.to_string());
         // Deferred: a pool above may have its locks, whose memory is being taken back.
@@ -272,7 +271,7 @@ impl Rank {
     fn ask(&self, state: &RankState) -> Result<CollectiveResult<()>> {
         let raw = state.joined()?;
         // SAFETY: the lock keeps the communicator, which is joined.
-        Ok(unsafe { self.device().driver().communicator_check(raw) })
+        Ok(calls_of(self.device()).and_then(|calls| unsafe { calls.communicator_check(raw) }))
     }
 
     /// Waits until the stream has passed `event`. Then the communicator is asked. If it is lost, or
@@ -318,7 +317,7 @@ impl Rank {
     ///
     /// # Safety
     ///
-    /// The conditions of [`communicator_register`](crate::driver::CollectiveCalls::communicator_register)
+    /// The conditions of [`communicator_register`](aquifer_collective::CollectiveCalls::communicator_register)
     /// hold for the range.
     pub(super) unsafe fn register(
         &self,
@@ -327,7 +326,8 @@ impl Rank {
     ) -> Result<CollectiveResult<u64>> {
         let raw = state.joined()?;
         // SAFETY: the lock keeps the communicator; the caller's promise.
-        Ok(unsafe { self.device().driver().communicator_register(raw, range) })
+        Ok(calls_of(self.device())
+            .and_then(|calls| unsafe { calls.communicator_register(raw, range) }))
     }
 
     /// Takes a registration back, which a communicator that is lost or ended has not any more.
@@ -338,7 +338,8 @@ impl Rank {
     pub(super) unsafe fn deregister(&self, state: &RankState, handle: u64) -> CollectiveResult<()> {
         let Ok(raw) = state.joined() else { return Ok(()) };
         // SAFETY: the lock keeps the communicator; the caller's promise.
-        unsafe { self.device().driver().communicator_deregister(raw, handle) }
+        calls_of(self.device())
+            .and_then(|calls| unsafe { calls.communicator_deregister(raw, handle) })
     }
 
     /// Ends the communicator when the stream has passed its collectives, or else by an abort.
@@ -352,14 +353,13 @@ impl Rank {
         let Ok(raw) = state.joined() else { return };
         state.membership = Membership::Ended;
         state.forget_all();
-        let driver = self.device().driver();
         // SAFETY: taken out of the state, so no other call has it or gets it.
-        let ended = unsafe {
+        let ended = calls_of(self.device()).and_then(|calls| unsafe {
             match passed {
-                true => driver.communicator_destroy(raw),
-                false => driver.communicator_abort(raw),
+                true => calls.communicator_destroy(raw),
+                false => calls.communicator_abort(raw),
             }
-        };
+        });
         drop(state);
         if let Err(error) = ended {
             let (rank, error) = (self.number, error.to_string());

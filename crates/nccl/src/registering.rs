@@ -3,7 +3,7 @@
 use super::communicator::Communicator;
 use super::rank::Rank;
 use crate::debug_log::{defer_events, deferred_event};
-use crate::driver::{CollectiveError, DeviceRange, is_forked_child, not_forked};
+use crate::driver::{DeviceRange, is_forked_child, not_forked};
 use crate::error::Result;
 use crate::inside::StreamInside;
 use crate::layout::DeviceLayout;
@@ -12,6 +12,7 @@ use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
+use aquifer_collective::CollectiveError;
 use std::collections::BTreeMap;
 
 /// A resource whose blocks are registered with communicators, by `ncclCommRegister`. NCCL then reads

@@ -4,14 +4,15 @@ use super::communicator::Communicator;
 use super::element::{Element, ReduceElement};
 use super::rank::{COLLECTIVE, Rank};
 use crate::container::{DeviceSlice, DeviceSliceMut};
-use crate::driver::{CollectiveWork, RawCollective, ReduceOp, Reduction};
+use crate::device_calls::calls_of;
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::inside::{CapturePolicy, MemoryUse};
-use crate::inside::{DeviceInside, StreamInside, ViewInside};
 use crate::inside::{Patience, StreamCall};
+use crate::inside::{StreamInside, ViewInside};
 use crate::stream::Stream;
 use crate::sync::Arc;
+use aquifer_collective::{CollectiveWork, RawCollective, ReduceOp, Reduction};
 use bytemuck::Pod;
 
 /// One collective of one rank, whose lengths fit, and the memory that it uses.
@@ -230,7 +231,8 @@ impl<'a> Request<'a> {
         // SAFETY: the lock keeps the communicator, whose stream this is. The lengths fit on this rank, and on the others
         // by the promise of who joined. The uses are pending, so no memory is freed or reused before the stream has
         // passed.
-        let ran = unsafe { rank.device().driver().run_collectives(&[work]) };
+        let ran =
+            calls_of(rank.device()).and_then(|calls| unsafe { calls.run_collectives(&[work]) });
         if ran.is_ok() {
             state.count(1, &call);
         }
@@ -283,7 +285,8 @@ impl<'a> Request<'a> {
             }
         }
         // SAFETY: as in `run`, for each.
-        let ran = unsafe { first.device().driver().run_collectives(&works) };
+        let ran =
+            calls_of(first.device()).and_then(|calls| unsafe { calls.run_collectives(&works) });
         if ran.is_ok() {
             for (state, (rank, own)) in states.iter_mut().zip(&ranks) {
                 if let Some(call) = calls.iter().find(|call| call.is(&rank.stream)) {

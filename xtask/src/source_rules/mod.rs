@@ -23,16 +23,19 @@ use source::{Source, sources};
 use std::fmt;
 
 /// The folders whose Rust files are looked at.
-const FOLDERS: [&str; 22] = [
+const FOLDERS: [&str; 25] = [
     "src",
+    "crates/collective/src",
     "crates/core/src",
     "crates/driver/src",
     "crates/events/src",
     "crates/mr/src",
     "crates/nccl/src",
+    "crates/nvrtc/src",
     "crates/nvtx/src",
     "crates/plug/src",
     "crates/pool/src",
+    "crates/ptx/src",
     "crates/sim/src",
     "crates/sync/src",
     "tests",
@@ -49,16 +52,19 @@ const FOLDERS: [&str; 22] = [
 ];
 
 /// The sources of the crate that people name, and of those below it.
-pub(crate) const LIBRARIES: [&str; 11] = [
+pub(crate) const LIBRARIES: [&str; 14] = [
     "src",
+    "crates/collective/src",
     "crates/core/src",
     "crates/driver/src",
     "crates/events/src",
     "crates/mr/src",
     "crates/nccl/src",
+    "crates/nvrtc/src",
     "crates/nvtx/src",
     "crates/plug/src",
     "crates/pool/src",
+    "crates/ptx/src",
     "crates/sim/src",
     "crates/sync/src",
 ];

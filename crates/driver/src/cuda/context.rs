@@ -99,6 +99,21 @@ pub(super) fn current(library: &Library) -> DriverResult<Handle> {
     out_param(|context| unsafe { library.ctx_get_current(context) })
 }
 
+thread_local! {
+    /// Whether the thread was seen with a context of its program current.
+    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the thread has some context current. The thread is asked until it has one. If its program takes the last one
+/// away, this still says so.
+#[inline]
+pub(super) fn has_context(library: &Library) -> DriverResult<bool> {
+    if !HAS_CONTEXT.get() {
+        HAS_CONTEXT.set(current(library)? != 0);
+    }
+    Ok(HAS_CONTEXT.get())
+}
+
 /// Puts the calling thread in relaxed capture mode until the guard is dropped.
 ///
 /// While another thread captures in global mode, the driver refuses allocations, frees and event

@@ -1,6 +1,6 @@
 //! One context of a GPU, and the guards of every call on it.
 
-use super::context::{Current, Relaxed, RetainedContext};
+use super::context::{Current, Relaxed, Restore, RetainedContext, has_context};
 use super::context_id::ContextId;
 use super::launch::Functions;
 use super::library::{Handle, Library};
@@ -99,6 +99,33 @@ impl CudaDriver {
     /// refuse.
     pub(super) fn relaxed(&self) -> DriverResult<Relaxed<Current<'static>>> {
         self.current().map(Relaxed::new)
+    }
+
+    /// Whether the thread has some context current, which a library of CUDA makes current again after each call. Without
+    /// one, the context of device 0 would stay current, as it does if the thread's program takes its last one away.
+    #[inline]
+    pub fn thread_has_context(&self) -> DriverResult<bool> {
+        has_context(self.library)
+    }
+
+    /// Calls a library of CUDA with the context current.
+    pub fn with_context<R, E: From<DriverError>>(
+        &self,
+        call: impl FnOnce() -> Result<R, E>,
+    ) -> Result<R, E> {
+        let _current = self.current()?;
+        call()
+    }
+
+    /// Calls a library of CUDA that makes other contexts current and does not always restore, also where a capture on
+    /// another thread would refuse the call.
+    pub fn restoring_relaxed<R, E: From<DriverError>>(
+        &self,
+        call: impl FnOnce() -> Result<R, E>,
+    ) -> Result<R, E> {
+        let _restore = Restore::new(self.library)?;
+        let _relaxed = self.relaxed()?;
+        call()
     }
 
     /// Makes a call on a stream. A handle names its context, but for 0, 1 and 2, which name a stream of the current

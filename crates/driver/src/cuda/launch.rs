@@ -2,10 +2,10 @@
 
 use super::context::Relaxed;
 use super::library::{Handle, Library};
-use crate::cubin::{self, CubinError};
 use crate::error::DriverError;
 use crate::sync::trusted::RwLock;
 use crate::{DriverResult, Kernel, KernelImage, RawLaunch};
+use aquifer_ptx::cubin;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -52,7 +52,7 @@ fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
         }
         KernelImage::Cubin(cubin) => {
             // The driver would read where a cubin that is cut points to.
-            cubin::read(cubin, kernel.entry()).map_err(CubinError::into_driver_error)?;
+            cubin::read(cubin, kernel.entry())?;
             cubin.as_ptr().cast()
         }
     };

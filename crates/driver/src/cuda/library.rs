@@ -1,12 +1,10 @@
 //! The driver library and those of its functions that the crate calls.
 //!
-//! Results are numbers, so a code that no header knows yet is an error without a name and not
-//! undefined behaviour. A function that the library lacks is an error when it is called.
+//! A code that no header knows yet is an error without a name.
 
 use crate::error::DriverError;
-use crate::is_forked_child;
 use crate::sync::OnceLock;
-use crate::{DriverResult, HandleSpec, IpcBytes, PoolSpec};
+use crate::{DriverResult, HandleSpec, IpcBytes, PoolSpec, call_not_forked, symbols};
 use std::ffi::{c_char, c_void};
 
 /// A context, stream, event, pool, module or function of the driver. It is a pointer that the driver
@@ -116,55 +114,10 @@ pub(super) fn out_param<T: Default>(
     Ok(value)
 }
 
-/// Declares the table of functions, each as `method = symbol(argument: type, ...);`.
-macro_rules! driver_functions {
-    ($($method:ident = $symbol:ident($($argument:ident: $kind:ty),*);)*) => {
-        /// The driver library, open for the rest of the process.
-        pub(super) struct Library {
-            $($method: Option<unsafe extern "C" fn($($kind),*) -> u32>,)*
-            pub(super) handle: libloading::Library,
-        }
+symbols! {
+    /// The driver library.
+    pub(super) struct Library: DriverError;
 
-        impl Library {
-            fn new(handle: libloading::Library) -> Self {
-                Self {
-                    $($method: {
-                        // SAFETY: the type is that of this symbol in the driver's manual; the address
-                        // stays valid because `handle` is never closed.
-                        unsafe { handle.get(concat!(stringify!($symbol), "\0").as_bytes()) }
-                            .ok()
-                            .map(|symbol| *symbol)
-                    },)*
-                    handle,
-                }
-            }
-
-            $(
-                /// # Safety
-                ///
-                /// As the driver's manual says of this function.
-                #[allow(clippy::too_many_arguments, reason = "so the driver has it")]
-                #[inline]
-                pub(super) unsafe fn $method(&self, $($argument: $kind),*) -> DriverResult<()> {
-                    const NAME: &str = stringify!($symbol);
-                    if is_forked_child() {
-                        return Err(DriverError::new(NAME, DriverError::FORKED));
-                    }
-                    let Some(function) = self.$method else {
-                        return Err(DriverError::new(NAME, DriverError::MISSING_SYMBOL));
-                    };
-                    // SAFETY: the caller keeps the contract of this function.
-                    match unsafe { function($($argument),*) } {
-                        0 => Ok(()),
-                        code => Err(DriverError::new(NAME, code)),
-                    }
-                }
-            )*
-        }
-    };
-}
-
-driver_functions! {
     init = cuInit(flags: u32);
     driver_get_version = cuDriverGetVersion(version: *mut i32);
     device_get = cuDeviceGet(device: *mut i32, ordinal: i32);
@@ -305,14 +258,18 @@ impl Library {
     /// The driver library, which is opened once. `None` if none is installed.
     pub(super) fn get() -> Option<&'static Self> {
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-        LIBRARY.get_or_init(Self::find).as_ref()
+        LIBRARY.get_or_init(|| Self::open(names())).as_ref()
     }
 
-    fn find() -> Option<Self> {
-        names().iter().find_map(|name| {
-            // SAFETY: the driver's initialisers run, as in every program that uses CUDA.
-            unsafe { libloading::Library::new(name) }.ok().map(Self::new)
-        })
+    #[inline]
+    fn may_call<F>(&self, name: &'static str, function: Option<F>) -> DriverResult<F> {
+        call_not_forked(name)?;
+        function.ok_or_else(|| DriverError::new(name, DriverError::MISSING_SYMBOL))
+    }
+
+    #[expect(clippy::unused_self, reason = "other libraries are asked for a text")]
+    fn failed(&self, name: &'static str, code: u32) -> DriverError {
+        DriverError::new(name, code)
     }
 
     /// Whether the library has a function of this name.
@@ -339,7 +296,7 @@ pub(super) fn names() -> Vec<String> {
 }
 
 /// The names to try for a library of CUDA.
-pub(super) fn candidates(library: &str) -> Vec<String> {
+pub fn candidates(library: &str) -> Vec<String> {
     // cudarc has `get_lib_name_candidates` only where it loads the library by itself. This glob import
     // shadows the function above there, and has no such name otherwise.
     #[allow(unused_imports, reason = "unused where cudarc is linked against the driver")]

@@ -15,9 +15,6 @@ mod driver;
 mod ipc;
 mod launch;
 mod library;
-mod nccl;
-#[cfg(feature = "nvrtc")]
-pub mod nvrtc;
 mod open;
 mod peer;
 mod properties;
@@ -28,4 +25,5 @@ mod virtual_memory;
 mod tests;
 
 pub use driver::CudaDriver;
+pub use library::candidates;
 pub use open::{device_count, restoring};

@@ -14,7 +14,7 @@ const WRONG_IMAGE: &str = "the kernel's text does not fit this GPU or its driver
                            capability or a lower one, with a toolkit no newer than the driver";
 /// The images that a kernel is made of.
 const IMAGES: &str = "Kernel::new takes a PTX text, as `nvcc --ptx` makes it, Kernel::from_cubin a whole cubin, as \
-                      `nvcc --cubin` does, and Kernel::compile_cuda (feature nvrtc) CUDA C++";
+                      `nvcc --cubin` does, and kernel::compile_cuda (feature nvrtc) CUDA C++";
 /// Advice for any use of this crate in the child of a fork.
 pub const FORKED_ADVICE: &str = "start the child with exec, or open devices in the child alone";
 /// Advice for a split past the end.

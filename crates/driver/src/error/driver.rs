@@ -2,6 +2,7 @@
 
 use super::kind::ErrorKind;
 use crate::sync::Arc;
+use aquifer_ptx::CubinError;
 use std::error::Error as StdError;
 use std::fmt;
 
@@ -239,5 +240,18 @@ impl fmt::Display for DriverError {
 impl StdError for DriverError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.detail.as_deref().map(|detail| detail as &(dyn StdError + 'static))
+    }
+}
+
+/// The error of the driver's call that refuses such an image.
+impl From<CubinError> for DriverError {
+    fn from(error: CubinError) -> Self {
+        let refused = match error {
+            CubinError::NotCubin | CubinError::Malformed => {
+                Self::new("cuModuleLoadDataEx", Self::INVALID_IMAGE)
+            }
+            CubinError::NoEntry(_) => Self::new("cuModuleGetFunction", Self::NOT_FOUND),
+        };
+        refused.with_log(&error.to_string())
     }
 }

@@ -8,11 +8,12 @@ use crate::state::{
     AddressSpace, Agreed, BlockKind, Cliques, Exchange, LookupError, OpWork, Refusal, SimContext,
     SimOp, SimState, TouchedRange, agreed, is_seen, notify_changed, wait_changed_for,
 };
-use aquifer_driver::error::DriverError;
-use aquifer_driver::{
-    Access, CaptureStatus, CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork,
-    DeviceAddress, DeviceRange, MemoryCalls, RawCollective, RawCommunicator, Reduction, UniqueId,
+use aquifer_collective::{
+    CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork, RawCollective,
+    RawCommunicator, Reduction, UniqueId,
 };
+use aquifer_driver::error::DriverError;
+use aquifer_driver::{Access, CaptureStatus, DeviceAddress, DeviceRange, MemoryCalls};
 use aquifer_sync::Arc;
 use aquifer_sync::trusted::unique;
 use std::any::Any;

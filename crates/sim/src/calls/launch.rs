@@ -6,13 +6,12 @@
 use super::call::Call;
 use super::enqueue::OpRequest;
 use crate::state::{AddressSpace, Imports, OpWork, TouchedRange};
-use aquifer_driver::cubin::{self, CubinError};
 use aquifer_driver::error::DriverError;
 use aquifer_driver::impls::Count;
-use aquifer_driver::ptx::{self, PtxEntry, PtxError};
 use aquifer_driver::{
     Access, DriverResult, Kernel, KernelImage, LaunchConfig, RawArg, RawLaunch, RawStream,
 };
+use aquifer_ptx::{PtxEntry, PtxError, cubin, text as ptx};
 use aquifer_sync::Arc;
 use aquifer_sync::trusted::Mutex;
 use std::collections::BTreeMap;
@@ -51,7 +50,7 @@ fn load(kernel: &Kernel) -> Result<PtxEntry, DriverError> {
     let text = match kernel.image() {
         KernelImage::Ptx(text) => text,
         KernelImage::Cubin(cubin) => {
-            return cubin::read(cubin, entry).map_err(CubinError::into_driver_error);
+            return Ok(cubin::read(cubin, entry)?);
         }
     };
     if text.contains('\0') {

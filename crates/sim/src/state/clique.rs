@@ -12,7 +12,8 @@
 
 use super::fence::SimFence;
 use crate::check::OpName;
-use aquifer_driver::{CollectiveWork, DeviceRange, ReduceOp, Reduction, UniqueId};
+use aquifer_collective::{CollectiveWork, ReduceOp, Reduction, UniqueId};
+use aquifer_driver::DeviceRange;
 use aquifer_sync::Arc;
 use aquifer_sync::trusted::{AtomicUsize, Mutex, Ordering};
 use std::collections::HashMap;
@@ -120,7 +121,7 @@ macro_rules! wrapping {
     };
 }
 fn reduce(Reduction { count, element, op }: Reduction, parts: &[&[u8]]) -> Vec<u8> {
-    use aquifer_driver::ElementType;
+    use aquifer_collective::ElementType;
     let one = |at: usize| match element {
         ElementType::I8 => reduce_as!(i8, i128, op, parts, at),
         ElementType::U8 => reduce_as!(u8, u128, op, parts, at),

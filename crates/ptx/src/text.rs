@@ -40,7 +40,20 @@ pub enum PtxError {
 const SHOWN: usize = 24;
 
 /// The number of names that make a sentence.
-const KNOWN: usize = 8;
+pub(super) const KNOWN: usize = 8;
+
+/// The entries of an image, for a reader who looked for another.
+pub(super) fn write_known(
+    f: &mut fmt::Formatter<'_>,
+    image: &str,
+    known: &[String],
+) -> fmt::Result {
+    match known.len() {
+        0 => write!(f, "{image} has no entry"),
+        1..KNOWN => write!(f, "{image} has the entries {}", known.join(", ")),
+        _ => write!(f, "{image} has {}, ... for entries", known.join(", ")),
+    }
+}
 
 impl fmt::Display for PtxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,13 +68,7 @@ impl fmt::Display for PtxError {
                 write!(f, "a PTX text begins with .version, and this one with {start:?}")
             }
             Self::Malformed(why) => write!(f, "the PTX text {why}"),
-            Self::NoEntry(known) if known.is_empty() => f.write_str("the PTX text has no entry"),
-            Self::NoEntry(known) if known.len() < KNOWN => {
-                write!(f, "the PTX text has the entries {}", known.join(", "))
-            }
-            Self::NoEntry(known) => {
-                write!(f, "the PTX text has {}, ... for entries", known.join(", "))
-            }
+            Self::NoEntry(known) => write_known(f, "the PTX text", known),
         }
     }
 }

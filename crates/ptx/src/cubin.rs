@@ -2,14 +2,14 @@
 //! limits.
 //!
 //! A driver takes a cubin by a pointer alone and believes its offsets. So each offset is compared with the length
-//! before a driver sees it. This module leaves out what it does not understand of an entry, as [`ptx`](super::ptx)
+//! before a driver sees it. This module leaves out what it does not understand of an entry, as [`text`](super::text)
 //! does.
 
-use super::ptx::PtxEntry;
-use crate::error::DriverError;
+use super::text::{KNOWN, PtxEntry, write_known};
 use object::LittleEndian;
 use object::elf::{EM_CUDA, FileHeader64, SHT_NOBITS};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+use std::fmt;
 
 type Header = FileHeader64<LittleEndian>;
 
@@ -28,28 +28,12 @@ pub enum CubinError {
 /// and reserved shared memory (`cuobjdump -elf` names them).
 const CUDA_NOBITS: [u32; 4] = [0x7000_0007, 0x7000_0009, 0x7000_000a, 0x7000_0015];
 
-/// The number of names that make a sentence.
-const KNOWN: usize = 8;
-
-impl CubinError {
-    /// The error of the driver's call that refuses such an image.
-    pub fn into_driver_error(self) -> DriverError {
-        let image = |why: &str| {
-            DriverError::new("cuModuleLoadDataEx", DriverError::INVALID_IMAGE).with_log(why)
-        };
+impl fmt::Display for CubinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotCubin => image("a cubin is an ELF file of CUDA's, and this is none"),
-            Self::Malformed => image("the cubin is cut, or a table of it points out of it"),
-            Self::NoEntry(known) => {
-                let why = match known.len() {
-                    0 => String::from("the cubin has no entry"),
-                    count if count < KNOWN => {
-                        format!("the cubin has the entries {}", known.join(", "))
-                    }
-                    _ => format!("the cubin has {}, ... for entries", known.join(", ")),
-                };
-                DriverError::new("cuModuleGetFunction", DriverError::NOT_FOUND).with_log(&why)
-            }
+            Self::NotCubin => f.write_str("a cubin is an ELF file of CUDA's, and this is none"),
+            Self::Malformed => f.write_str("the cubin is cut, or a table of it points out of it"),
+            Self::NoEntry(known) => write_known(f, "the cubin", known),
         }
     }
 }

@@ -1,22 +1,23 @@
 //! NVRTC, the compiler of CUDA C++, where it is installed.
 //!
-//! NVRTC is called through a table of its own, like the [driver](super::library). cudarc's bindings panic where the
+//! NVRTC is called through a table of its own, like the driver. cudarc's bindings panic where the
 //! library or a function of it is missing, and take its result for a Rust enum.
 
-use super::library::candidates;
-use crate::sync::OnceLock;
+use aquifer_driver::cuda::candidates;
+use aquifer_driver::symbols;
+use aquifer_sync::OnceLock;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::{fmt, ptr};
 
 /// Why a source was not compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NvrtcError {
+pub(crate) enum NvrtcError {
     /// The library is not installed, or not where libraries are looked for.
     NoLibrary,
     /// The library has no such function.
     MissingSymbol(&'static str),
     /// A call failed. `log` is the compiler's own text, if it wrote one.
-    Failed { call: &'static str, code: c_int, log: String },
+    Failed { call: &'static str, code: u32, log: String },
 }
 
 impl fmt::Display for NvrtcError {
@@ -32,7 +33,7 @@ impl fmt::Display for NvrtcError {
     }
 }
 
-fn name_of(code: c_int) -> &'static str {
+fn name_of(code: u32) -> &'static str {
     match code {
         1 => "NVRTC_ERROR_OUT_OF_MEMORY",
         2 => "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
@@ -49,49 +50,10 @@ fn name_of(code: c_int) -> &'static str {
 /// A program of the compiler, which is a pointer that the compiler alone dereferences.
 type Handle = *mut c_void;
 
-/// Declares the table of functions, each as `method = symbol(argument: type, ...);`.
-macro_rules! nvrtc_functions {
-    ($($method:ident = $symbol:ident($($argument:ident: $kind:ty),*);)*) => {
-        /// The library, open for the rest of the process.
-        struct Nvrtc {
-            $($method: Option<unsafe extern "C" fn($($kind),*) -> c_int>,)*
-            /// Keeps the functions' addresses valid.
-            _handle: libloading::Library,
-        }
+symbols! {
+    /// The library.
+    struct Nvrtc: NvrtcError;
 
-        impl Nvrtc {
-            fn new(handle: libloading::Library) -> Self {
-                Self {
-                    $($method: {
-                        // SAFETY: the type is that of this symbol in `nvrtc.h`; the address stays valid
-                        // because `handle` is never closed.
-                        unsafe { handle.get(concat!(stringify!($symbol), "\0").as_bytes()) }
-                            .ok()
-                            .map(|symbol| *symbol)
-                    },)*
-                    _handle: handle,
-                }
-            }
-
-            $(
-                /// # Safety
-                ///
-                /// As NVRTC's manual says of this function.
-                unsafe fn $method(&self, $($argument: $kind),*) -> Result<(), NvrtcError> {
-                    const CALL: &str = stringify!($symbol);
-                    let function = self.$method.ok_or(NvrtcError::MissingSymbol(CALL))?;
-                    // SAFETY: the caller keeps the contract of this function.
-                    match unsafe { function($($argument),*) } {
-                        0 => Ok(()),
-                        code => Err(NvrtcError::Failed { call: CALL, code, log: String::new() }),
-                    }
-                }
-            )*
-        }
-    };
-}
-
-nvrtc_functions! {
     create_program = nvrtcCreateProgram(
         program: *mut Handle, source: *const c_char, name: *const c_char, headers: c_int,
         texts: *const *const c_char, names: *const *const c_char);
@@ -109,16 +71,18 @@ nvrtc_functions! {
 impl Nvrtc {
     fn get() -> Result<&'static Self, NvrtcError> {
         static NVRTC: OnceLock<Option<Nvrtc>> = OnceLock::new();
-        NVRTC.get_or_init(Self::find).as_ref().ok_or(NvrtcError::NoLibrary)
-    }
-
-    fn find() -> Option<Self> {
         // cudarc's names, and those of toolkits that its bindings are not of.
         let versions = (11..=13).rev().map(|major| format!("libnvrtc.so.{major}"));
-        candidates("nvrtc").into_iter().chain(versions).find_map(|name| {
-            // SAFETY: the library's initialisers run, as in every program that uses NVRTC.
-            unsafe { libloading::Library::new(name) }.ok().map(Self::new)
-        })
+        let open = || Self::open(candidates("nvrtc").into_iter().chain(versions));
+        NVRTC.get_or_init(open).as_ref().ok_or(NvrtcError::NoLibrary)
+    }
+
+    fn may_call<F>(&self, call: &'static str, function: Option<F>) -> Result<F, NvrtcError> {
+        function.ok_or(NvrtcError::MissingSymbol(call))
+    }
+
+    fn failed(&self, call: &'static str, code: u32) -> NvrtcError {
+        NvrtcError::Failed { call, code, log: String::new() }
     }
 
     /// The text of a program. The library tells its size, with a zero at its end included.
@@ -138,7 +102,7 @@ impl Nvrtc {
 
 /// The compute capabilities that the compiler knows, as 90 for 9.0, the lowest first. The list is empty if the compiler
 /// does not tell.
-pub fn supported_archs() -> Result<Vec<u32>, NvrtcError> {
+pub(crate) fn supported_archs() -> Result<Vec<u32>, NvrtcError> {
     let nvrtc = Nvrtc::get()?;
     let mut count = 0;
     // SAFETY: `count` is writable for the call.
@@ -164,7 +128,11 @@ impl Drop for Program {
 }
 
 /// Compiles a source to PTX. The compiler's texts call its file `name`.
-pub fn compile(source: &CStr, name: &CStr, options: &[CString]) -> Result<String, NvrtcError> {
+pub(crate) fn compile(
+    source: &CStr,
+    name: &CStr,
+    options: &[CString],
+) -> Result<String, NvrtcError> {
     let nvrtc = Nvrtc::get()?;
     let mut handle = ptr::null_mut();
     // SAFETY: two texts that end in a zero, and no headers.

@@ -1,17 +1,16 @@
 //! Kernels of CUDA C++, which NVRTC compiles when the program runs.
 
-use crate::cuda::nvrtc::{self, NvrtcError};
-use crate::error::{Error, ErrorKind, Result};
-use crate::kernel::{HostForm, Kernel, KernelImage};
-use crate::properties::DeviceProperties;
-use crate::ptx::{self, PtxError};
-use crate::sync::trusted::Mutex;
+use crate::library::{self, NvrtcError};
+use aquifer_driver::error::{Error, ErrorKind, Result};
+use aquifer_driver::{DeviceProperties, HostForm, Kernel, KernelImage};
+use aquifer_ptx::{PtxError, text as ptx};
+use aquifer_sync::trusted::Mutex;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::Path;
 
-/// How [`Kernel::compile_cuda`] compiles.
+/// How [`compile_cuda`] compiles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompileOptions {
     arch: Arch,
@@ -65,7 +64,7 @@ impl CompileOptions {
             Arch::Lowest => None,
             Arch::Named(name) => Some(name.clone()),
             Arch::UpTo(most) => {
-                let known = nvrtc::supported_archs()?;
+                let known = library::supported_archs()?;
                 let arch = known.iter().filter(|arch| *arch <= most).max().unwrap_or(most);
                 Some(format!("compute_{arch}"))
             }
@@ -75,74 +74,72 @@ impl CompileOptions {
     }
 }
 
-impl Kernel {
-    /// A kernel from its entry's name, a source in CUDA C++ and its host form. NVRTC compiles the source to
-    /// PTX, once for each source with the same options, however many entries are taken of it.
-    ///
-    /// Declare the entry `extern "C"`, or its name is another one in the PTX. Keep the kernel in a
-    /// [`LazyLock`](std::sync::LazyLock) or beside the device, since it stays loaded like any kernel.
-    ///
-    /// The library is NVRTC of a CUDA toolkit, `libnvrtc`. It is looked for when the first source is
-    /// compiled. It needs no GPU, since the simulated device launches the compiled kernel by its host
-    /// form.
-    ///
-    /// ```
-    /// use aquifer::{
-    ///     Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, kernel::CompileOptions,
-    /// };
-    ///
-    /// let device = Device::detect_or_simulate()?;
-    /// let compiled = Kernel::compile_cuda(
-    ///     "scale",
-    ///     r#"
-    ///     extern "C" __global__ void scale(float *data, float by, unsigned n) {
-    ///         unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
-    ///         if (index < n) data[index] *= by;
-    ///     }"#,
-    ///     &CompileOptions::for_device(&device),
-    ///     |_: &LaunchConfig, mut args: HostArgs<'_>| {
-    ///         let (data, by) = (args.in_out::<f32>()?, args.scalar::<f32>()?);
-    ///         let n = args.scalar::<u32>()? as usize;
-    ///         data[..n].iter_mut().for_each(|value| *value *= by);
-    ///         Ok(())
-    ///     },
-    /// );
-    /// let scale = match compiled {
-    ///     Ok(kernel) => kernel,
-    ///     // Says where NVRTC was missed.
-    ///     Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(eprintln!("{error}")),
-    ///     Err(error) => return Err(error),
-    /// };
-    /// let stream = device.new_stream()?;
-    /// let mut data = DeviceVec::from_slice(&stream, &[1.0_f32, 2.0])?;
-    /// let launch = stream.launch(&scale).in_out(&mut data)?.scalar(3.0_f32)?.scalar(2_u32)?;
-    /// // SAFETY: the kernel touches the first 2 elements of `data` alone.
-    /// unsafe { launch.launch(LaunchConfig::for_elements(2))? };
-    /// assert_eq!(data.to_vec()?, [3.0, 6.0]);
-    /// # Ok::<(), aquifer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - [`ErrorKind::Unsupported`] where NVRTC is not installed, or lacks a function
-    /// - [`ErrorKind::InvalidArgument`] where it does not take the source or an option, with the compiler's own text
-    /// - [`ErrorKind::InvalidArgument`] for a source without such an entry
-    pub fn compile_cuda(
-        entry: &'static str,
-        source: &str,
-        options: &CompileOptions,
-        host: HostForm,
-    ) -> Result<Self> {
-        let failed = |error: NvrtcError| failed(entry, &error);
-        let arguments = options.arguments().map_err(failed)?;
-        let text = compile_once(source, arguments, failed)?;
-        if let Err(error @ PtxError::NoEntry(_)) = ptx::read(&text, entry) {
-            let what = format!("a source in CUDA C++ was compiled for its entry {entry}: {error}");
-            return Err(Error::new(ErrorKind::InvalidArgument, what)
-                .with_advice("declare the entry extern \"C\" __global__"));
-        }
-        Ok(Self::from_image(entry, KernelImage::Ptx(Cow::Owned(text)), host))
+/// A kernel from its entry's name, a source in CUDA C++ and its host form. NVRTC compiles the source to
+/// PTX, once for each source with the same options, however many entries are taken of it.
+///
+/// Declare the entry `extern "C"`, or its name is another one in the PTX. Keep the kernel in a
+/// [`LazyLock`](std::sync::LazyLock) or beside the device, since it stays loaded like any kernel.
+///
+/// The library is NVRTC of a CUDA toolkit, `libnvrtc`. It is looked for when the first source is
+/// compiled. It needs no GPU, since the simulated device launches the compiled kernel by its host
+/// form.
+///
+/// ```
+/// use aquifer::{
+///     Device, DeviceVec, ErrorKind, HostArgs, LaunchConfig, kernel::{CompileOptions, compile_cuda},
+/// };
+///
+/// let device = Device::detect_or_simulate()?;
+/// let compiled = compile_cuda(
+///     "scale",
+///     r#"
+///     extern "C" __global__ void scale(float *data, float by, unsigned n) {
+///         unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
+///         if (index < n) data[index] *= by;
+///     }"#,
+///     &CompileOptions::for_device(&device),
+///     |_: &LaunchConfig, mut args: HostArgs<'_>| {
+///         let (data, by) = (args.in_out::<f32>()?, args.scalar::<f32>()?);
+///         let n = args.scalar::<u32>()? as usize;
+///         data[..n].iter_mut().for_each(|value| *value *= by);
+///         Ok(())
+///     },
+/// );
+/// let scale = match compiled {
+///     Ok(kernel) => kernel,
+///     // Says where NVRTC was missed.
+///     Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(eprintln!("{error}")),
+///     Err(error) => return Err(error),
+/// };
+/// let stream = device.new_stream()?;
+/// let mut data = DeviceVec::from_slice(&stream, &[1.0_f32, 2.0])?;
+/// let launch = stream.launch(&scale).in_out(&mut data)?.scalar(3.0_f32)?.scalar(2_u32)?;
+/// // SAFETY: the kernel touches the first 2 elements of `data` alone.
+/// unsafe { launch.launch(LaunchConfig::for_elements(2))? };
+/// assert_eq!(data.to_vec()?, [3.0, 6.0]);
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// - [`ErrorKind::Unsupported`] where NVRTC is not installed, or lacks a function
+/// - [`ErrorKind::InvalidArgument`] where it does not take the source or an option, with the compiler's own text
+/// - [`ErrorKind::InvalidArgument`] for a source without such an entry
+pub fn compile_cuda(
+    entry: &'static str,
+    source: &str,
+    options: &CompileOptions,
+    host: HostForm,
+) -> Result<Kernel> {
+    let failed = |error: NvrtcError| failed(entry, &error);
+    let arguments = options.arguments().map_err(failed)?;
+    let text = compile_once(source, arguments, failed)?;
+    if let Err(error @ PtxError::NoEntry(_)) = ptx::read(&text, entry) {
+        let what = format!("a source in CUDA C++ was compiled for its entry {entry}: {error}");
+        return Err(Error::new(ErrorKind::InvalidArgument, what)
+            .with_advice("declare the entry extern \"C\" __global__"));
     }
+    Ok(Kernel::from_image(entry, KernelImage::Ptx(Cow::Owned(text)), host))
 }
 
 /// The PTX of a source and of options. Equal ones are compiled at most once, unless two threads begin at once.
@@ -163,7 +160,7 @@ fn compile_once(
     let options = key.1.iter().map(|option| CString::new(option.as_str()));
     let options = options.collect::<Result<Vec<_>, _>>().map_err(zero)?;
     // Not under the lock: a compilation takes milliseconds to seconds.
-    let text = nvrtc::compile(&CString::new(source).map_err(zero)?, c"kernel.cu", &options);
+    let text = library::compile(&CString::new(source).map_err(zero)?, c"kernel.cu", &options);
     let text = text.map_err(failed)?;
     Ok(COMPILED.lock().entry(key).or_insert(text).clone())
 }

@@ -1,21 +1,18 @@
 //! NCCL, where it is installed, and the [`CollectiveCalls`] of a GPU.
 //!
-//! NCCL is called through a table of its own, like the [driver](super::library). cudarc's bindings panic where the
+//! NCCL is called through a table of its own, like the driver. cudarc's bindings panic where the
 //! library or a function of it is missing, and take its results for a Rust enum. Their `Comm` gives its handle to
 //! nobody, and without the handle nothing can be registered or asked for errors.
 
-use super::context::{Restore, current};
-use super::driver::CudaDriver;
-use super::library::candidates;
-use crate::error::DriverError;
-use crate::sync::OnceLock;
-use crate::sync::trusted::thread_local;
-use crate::{
-    CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork, DeviceAddress, DeviceRange,
-    RawCollective, RawCommunicator, Reduction, UniqueId, call_not_forked,
+use crate::calls::{
+    CollectiveCalls, CollectiveError, CollectiveResult, CollectiveWork, RawCollective,
+    RawCommunicator, Reduction, UniqueId,
 };
+use aquifer_driver::cuda::{CudaDriver, candidates};
+use aquifer_driver::error::DriverError;
+use aquifer_driver::{DeviceAddress, DeviceRange, call_not_forked, symbols};
+use aquifer_sync::OnceLock;
 use std::any::Any;
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
@@ -33,55 +30,10 @@ struct NcclUniqueId(UniqueId);
 /// `ncclInt8`, for elements that are only moved.
 const BYTES: c_int = 0;
 
-/// Declares the table of functions, each as `method = symbol(argument: type, ...);`.
-macro_rules! nccl_functions {
-    ($($method:ident = $symbol:ident($($argument:ident: $kind:ty),*);)*) => {
-        /// The library, open for the rest of the process.
-        struct Nccl {
-            $($method: Option<unsafe extern "C" fn($($kind),*) -> u32>,)*
-            /// NCCL's text of the last error of a communicator or of the thread.
-            last_error: Option<unsafe extern "C" fn(Handle) -> *const c_char>,
-            /// Keeps the functions' addresses valid.
-            _handle: libloading::Library,
-        }
+symbols! {
+    /// The library.
+    struct Nccl: CollectiveError;
 
-        impl Nccl {
-            fn new(handle: libloading::Library) -> Self {
-                Self {
-                    $($method: {
-                        // SAFETY: the type is that of this symbol in `nccl.h`; the address stays valid
-                        // because `handle` is never closed.
-                        unsafe { handle.get(concat!(stringify!($symbol), "\0").as_bytes()) }
-                            .ok()
-                            .map(|symbol| *symbol)
-                    },)*
-                    // SAFETY: as above.
-                    last_error: unsafe { handle.get(b"ncclGetLastError\0") }.ok().map(|symbol| *symbol),
-                    _handle: handle,
-                }
-            }
-
-            $(
-                /// # Safety
-                ///
-                /// As NCCL's manual says of this function.
-                #[allow(clippy::too_many_arguments, reason = "so NCCL has it")]
-                #[inline]
-                unsafe fn $method(&self, $($argument: $kind),*) -> CollectiveResult<()> {
-                    const CALL: &str = stringify!($symbol);
-                    let function = self.$method.ok_or(CollectiveError::MissingSymbol(CALL))?;
-                    // SAFETY: the caller keeps the contract of this function.
-                    match unsafe { function($($argument),*) } {
-                        0 => Ok(()),
-                        code => Err(self.failed(CALL, code)),
-                    }
-                }
-            )*
-        }
-    };
-}
-
-nccl_functions! {
     get_unique_id = ncclGetUniqueId(id: *mut NcclUniqueId);
     comm_init_rank =
         ncclCommInitRank(communicator: *mut Handle, ranks: c_int, id: NcclUniqueId, rank: c_int);
@@ -132,22 +84,24 @@ impl Nccl {
     fn get() -> CollectiveResult<&'static Self> {
         static NCCL: OnceLock<Option<Nccl>> = OnceLock::new();
         call_not_forked("NCCL")?;
-        NCCL.get_or_init(Self::find).as_ref().ok_or(CollectiveError::NoLibrary)
-    }
-
-    fn find() -> Option<Self> {
         // The library's own name first: it is the one that another library of the program has loaded.
         let own = [String::from("libnccl.so.2")];
-        own.into_iter().chain(candidates("nccl")).find_map(|name| {
-            // SAFETY: the library's initialisers run, as in every program that uses NCCL.
-            unsafe { libloading::Library::new(name) }.ok().map(Self::new)
-        })
+        let open = || Self::open(own.into_iter().chain(candidates("nccl")));
+        NCCL.get_or_init(open).as_ref().ok_or(CollectiveError::NoLibrary)
+    }
+
+    #[inline]
+    fn may_call<F>(&self, call: &'static str, function: Option<F>) -> CollectiveResult<F> {
+        function.ok_or(CollectiveError::MissingSymbol(call))
     }
 
     #[cold]
     fn failed(&self, call: &'static str, code: u32) -> CollectiveError {
+        type LastError = unsafe extern "C" fn(Handle) -> *const c_char;
+        // SAFETY: the type is that of this symbol in `nccl.h`.
+        let last_error = unsafe { self.handle.get::<LastError>(b"ncclGetLastError\0") };
         // SAFETY: null asks for the last error of all; the text is the library's, of static length, and copied.
-        let text = self.last_error.and_then(|last_error| unsafe {
+        let text = last_error.ok().and_then(|last_error| unsafe {
             let text = last_error(ptr::null_mut());
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().trim().to_owned())
         });
@@ -214,36 +168,19 @@ impl Nccl {
     }
 }
 
-thread_local! {
-    /// Whether the thread was seen with a context of its program current.
-    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
-}
-
-impl CudaDriver {
-    /// Whether the thread has some context current, which NCCL makes current again after each call. Without one, the
-    /// context of device 0 would stay current. The thread is asked until it has one. If its program takes the last one
-    /// away, the thread gets that of device 0.
-    #[inline]
-    fn thread_has_context(&self) -> CollectiveResult<bool> {
-        if !HAS_CONTEXT.get() {
-            HAS_CONTEXT.set(current(self.library)? != 0);
-        }
-        Ok(HAS_CONTEXT.get())
-    }
-
-    /// Calls NCCL with this context current, also where a capture on another thread would refuse the call. NCCL makes
-    /// other contexts current and does not always restore, so the former one is made current again afterwards.
-    fn nccl<R>(&self, call: impl FnOnce(&Nccl) -> CollectiveResult<R>) -> CollectiveResult<R> {
-        let nccl = Nccl::get()?;
-        let _restore = Restore::new(self.library)?;
-        let _current = self.relaxed()?;
-        call(nccl)
-    }
+/// Calls NCCL with the driver's context current, also where a capture on another thread would refuse the call. NCCL makes
+/// other contexts current and does not always restore, so the former one is made current again afterwards.
+fn nccl<R>(
+    driver: &CudaDriver,
+    call: impl FnOnce(&Nccl) -> CollectiveResult<R>,
+) -> CollectiveResult<R> {
+    let nccl = Nccl::get()?;
+    driver.restoring_relaxed(|| call(nccl))
 }
 
 impl CollectiveCalls for CudaDriver {
     fn unique_id(&self) -> CollectiveResult<UniqueId> {
-        self.nccl(|nccl| {
+        nccl(self, |nccl| {
             let mut id = NcclUniqueId([0; 128]);
             // SAFETY: `id` is writable for the call.
             unsafe { nccl.get_unique_id(&raw mut id) }?;
@@ -257,18 +194,24 @@ impl CollectiveCalls for CudaDriver {
         ranks: usize,
         id: &UniqueId,
     ) -> CollectiveResult<Vec<RawCommunicator>> {
-        self.nccl(|nccl| {
+        nccl(self, |nccl| {
             let mut handles: Vec<Handle> = vec![ptr::null_mut(); members.len()];
             let joined = nccl.group(|| {
                 for (&(driver, number), handle) in members.iter().zip(&mut handles) {
                     let refused = DriverError::new("ncclCommInitRank", DriverError::NOT_SUPPORTED);
                     let driver: &Self = driver.downcast_ref().ok_or(refused)?;
                     // NCCL takes the device of the current context.
-                    let _current = driver.current()?;
-                    // SAFETY: `handle` stays where it is until the group has ended, which writes it.
-                    unsafe {
-                        nccl.comm_init_rank(handle, rank(ranks), NcclUniqueId(*id), rank(number))
-                    }?;
+                    driver.with_context(|| {
+                        // SAFETY: `handle` stays where it is until the group has ended, which writes it.
+                        unsafe {
+                            nccl.comm_init_rank(
+                                handle,
+                                rank(ranks),
+                                NcclUniqueId(*id),
+                                rank(number),
+                            )
+                        }
+                    })?;
                 }
                 Ok(())
             });
@@ -288,18 +231,18 @@ impl CollectiveCalls for CudaDriver {
             // Not `nccl`: no capture refuses work on another stream, the device is NCCL's only one, and this is the hot
             // path.
             let nccl = Nccl::get()?;
-            let _current = if self.thread_has_context()? { None } else { Some(self.current()?) };
             // SAFETY: the caller's contract.
-            return unsafe { nccl.run(work) };
+            let run = || unsafe { nccl.run(work) };
+            return if self.thread_has_context()? { run() } else { self.with_context(run) };
         }
-        self.nccl(|nccl| {
+        nccl(self, |nccl| {
             // SAFETY: the caller's contract.
             nccl.group(|| works.iter().try_for_each(|work| unsafe { nccl.run(work) }))
         })
     }
 
     unsafe fn communicator_check(&self, communicator: RawCommunicator) -> CollectiveResult<()> {
-        self.nccl(|nccl| {
+        nccl(self, |nccl| {
             let mut result = 0;
             // SAFETY: the caller's contract; `result` is writable for the call.
             unsafe { nccl.comm_get_async_error(pointer(communicator.0), &raw mut result) }?;
@@ -312,12 +255,12 @@ impl CollectiveCalls for CudaDriver {
 
     unsafe fn communicator_abort(&self, communicator: RawCommunicator) -> CollectiveResult<()> {
         // SAFETY: the caller's contract.
-        self.nccl(|nccl| unsafe { nccl.comm_abort(pointer(communicator.0)) })
+        nccl(self, |nccl| unsafe { nccl.comm_abort(pointer(communicator.0)) })
     }
 
     unsafe fn communicator_destroy(&self, communicator: RawCommunicator) -> CollectiveResult<()> {
         // SAFETY: the caller's contract.
-        self.nccl(|nccl| unsafe { nccl.comm_destroy(pointer(communicator.0)) })
+        nccl(self, |nccl| unsafe { nccl.comm_destroy(pointer(communicator.0)) })
     }
 
     unsafe fn communicator_register(
@@ -325,7 +268,7 @@ impl CollectiveCalls for CudaDriver {
         communicator: RawCommunicator,
         range: DeviceRange,
     ) -> CollectiveResult<u64> {
-        self.nccl(|nccl| {
+        nccl(self, |nccl| {
             let mut handle = ptr::null_mut();
             let (communicator, buffer) = (pointer(communicator.0), pointer(range.address));
             // SAFETY: the caller's contract; `handle` is writable for the call.
@@ -340,11 +283,11 @@ impl CollectiveCalls for CudaDriver {
         handle: u64,
     ) -> CollectiveResult<()> {
         // SAFETY: the caller's contract.
-        self.nccl(|nccl| unsafe { nccl.comm_deregister(pointer(communicator.0), pointer(handle)) })
+        nccl(self, |nccl| unsafe { nccl.comm_deregister(pointer(communicator.0), pointer(handle)) })
     }
 
     fn collective_mem_alloc(&self, bytes: usize) -> CollectiveResult<DeviceAddress> {
-        self.nccl(|nccl| {
+        nccl(self, |nccl| {
             let mut address = ptr::null_mut();
             // SAFETY: `address` is writable for the call.
             unsafe { nccl.mem_alloc(&raw mut address, bytes) }?;
@@ -354,6 +297,6 @@ impl CollectiveCalls for CudaDriver {
 
     unsafe fn collective_mem_free(&self, address: DeviceAddress) -> CollectiveResult<()> {
         // SAFETY: the caller's contract.
-        self.nccl(|nccl| unsafe { nccl.mem_free(pointer(address)) })
+        nccl(self, |nccl| unsafe { nccl.mem_free(pointer(address)) })
     }
 }

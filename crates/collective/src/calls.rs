@@ -1,7 +1,7 @@
 //! The calls of a driver on communicators, which are what the crate needs of NCCL.
 
-use super::raw::{DeviceAddress, DeviceRange, RawStream};
-use crate::error::{DriverError, Error, ErrorKind};
+use aquifer_driver::error::{DriverError, Error, ErrorKind};
+use aquifer_driver::{DeviceAddress, DeviceRange, RawStream};
 use std::any::Any;
 use std::fmt;
 
@@ -184,14 +184,14 @@ impl fmt::Display for CollectiveError {
     }
 }
 
-/// The calls of a [`Driver`](super::Driver) on communicators.
+/// The calls of a device's driver on communicators.
 ///
 /// A communicator is named in one call at a time. A call may wait on the host for the calls of other ranks.
 pub trait CollectiveCalls {
     /// A number for the ranks of one communicator.
     fn unique_id(&self) -> CollectiveResult<UniqueId>;
 
-    /// Joins one rank for each member, and waits for all `ranks`. A member is the [`as_any`](super::Driver::as_any) of
+    /// Joins one rank for each member, and waits for all `ranks`. A member is the [`as_any`](aquifer_driver::Driver::as_any) of
     /// a rank's driver and the rank's number.
     fn join_ranks(
         &self,
