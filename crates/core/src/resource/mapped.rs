@@ -86,7 +86,8 @@ impl VirtualMemory {
         self.driver().handle_create(bytes, self.spec())
     }
 
-    pub(super) fn device(&self) -> &Device {
+    #[doc(hidden)]
+    pub fn device(&self) -> &Device {
         &self.device
     }
 
@@ -95,7 +96,8 @@ impl VirtualMemory {
     }
 
     /// The granularity of the device alone. Its peers are not asked, since all known GPUs have 2 MiB.
-    pub(super) fn granularity(&self) -> usize {
+    #[doc(hidden)]
+    pub fn granularity(&self) -> usize {
         self.granularity
     }
 
@@ -106,7 +108,8 @@ impl VirtualMemory {
     }
 
     /// The result of a call for this memory, whose error names the call.
-    pub(super) fn in_context<T>(&self, what: impl Display, made: DriverResult<T>) -> Result<T> {
+    #[doc(hidden)]
+    pub fn in_context<T>(&self, what: impl Display, made: DriverResult<T>) -> Result<T> {
         made.with_context(|| match self.device.memory_info() {
             Ok(info) => format!(
                 "mapping {what} on {}, which has {} free of its {}",
@@ -124,7 +127,8 @@ impl VirtualMemory {
     /// # Safety
     ///
     /// The range is reserved, of the handle's size, and nothing is mapped there.
-    pub(super) unsafe fn map(
+    #[doc(hidden)]
+    pub unsafe fn map(
         &self,
         range: DeviceRange,
         handle: RawHandle,
@@ -149,7 +153,8 @@ impl VirtualMemory {
     /// # Safety
     ///
     /// It is mapped, and no work uses it.
-    pub(super) unsafe fn unmap(&self, range: DeviceRange) -> DriverResult<()> {
+    #[doc(hidden)]
+    pub unsafe fn unmap(&self, range: DeviceRange) -> DriverResult<()> {
         self.peers.remove(range);
         // SAFETY: the caller's promise.
         let unmapped = unsafe { self.driver().unmap(range) };

@@ -9,9 +9,7 @@ pub mod failure;
 mod handle;
 pub mod identity;
 pub mod impls;
-#[cfg(unix)]
-mod imported;
-mod mapped;
+pub mod mapped;
 mod mapped_peers;
 pub mod pool;
 mod registry;
@@ -39,8 +37,6 @@ pub use virtual_resource::VirtualResource;
 pub(crate) use current_resource::CurrentResource;
 pub(crate) use handle::ResourceHandle;
 pub(crate) use impls::setters;
-#[cfg(unix)]
-pub use imported::{ImportedHandles, ImportedMemory, export_mapping, mappings_of};
 pub use mapped::Mappable;
 pub(crate) use registry::current_handle;
 pub use registry::external_memory;

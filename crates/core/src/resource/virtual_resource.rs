@@ -77,7 +77,8 @@ impl VirtualResource {
     }
 
     /// The memory, which was tried.
-    pub(super) fn into_memory(self) -> VirtualMemory {
+    #[doc(hidden)]
+    pub fn into_memory(self) -> VirtualMemory {
         self.memory
     }
 

@@ -2,6 +2,7 @@
 //! descriptor for each handle behind them.
 
 use super::export::{begin, sharing};
+use super::imported::{ImportedHandles, export_mapping, mappings_of};
 use super::memory::{Opened, require_uuid, require_whole, vector};
 use super::socket::{Payload, receive_descriptor, send_descriptor};
 use crate::container::DeviceVec;
@@ -12,7 +13,6 @@ use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::inside::StreamCall;
 use crate::inside::refuse_zero_sized;
-use crate::resource::{ImportedHandles, export_mapping, mappings_of};
 use crate::stream::Stream;
 use crate::sync::trusted::unique;
 use bytemuck::Pod;

@@ -1,5 +1,7 @@
 //! Vectors in memory of another process.
 
+#[cfg(unix)]
+use super::imported::ImportedMemory;
 use super::ipc_handle::{IpcHandle, IpcKind, shown_uuid};
 use super::opened::{Opening, Source, count};
 use crate::container::{DeviceVec, DeviceVecParts};
@@ -11,8 +13,6 @@ use crate::impls::{Count, debug_struct};
 use crate::inside::StreamInside;
 use crate::inside::refuse_zero_sized;
 use crate::layout::DeviceLayout;
-#[cfg(unix)]
-use crate::resource::ImportedMemory;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;

@@ -2,15 +2,18 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `handle` | `IpcHandle`: what one process sends to another, as bytes |
+//! | `ipc_handle` | `IpcHandle`: what one process sends to another, as bytes |
 //! | `export` | handles of vectors, slices and blocks |
 //! | `opened` | the allocations that are open in this process, counted |
+//! | `imported` | mapped memory of a device that comes from another process |
 //! | `mapped` | vectors in mapped memory, over a Unix socket |
 //! | `memory` | the resource of a vector in another process's memory; opening it |
 //! | `socket` | a descriptor over a Unix socket |
-//! | `pool` | pools of the driver that came by a descriptor |
+//! | `ipc_pool` | pools of the driver that came by a descriptor |
 
 mod export;
+#[cfg(unix)]
+mod imported;
 mod ipc_export;
 mod ipc_handle;
 #[cfg(unix)]

@@ -1,16 +1,17 @@
 //! Mapped memory of a device in more than one process.
 
-use super::cuda::report_failed_free;
-use super::mapped::VirtualMemory;
-use super::virtual_resource::VirtualResource;
 use crate::device::Device;
 use crate::driver::{DeviceRange, DriverResult, RawHandle};
 use crate::error::{DriverError, Result};
 use crate::impls::Count;
+use crate::inside::DeviceInside;
+use crate::resource::VirtualResource;
+use crate::resource::cuda::report_failed_free;
+use crate::resource::mapped::VirtualMemory;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// The mappings that a range of addresses lies in, in their order. An error if one of them is no mapping of a handle.
-pub fn mappings_of(device: &Device, range: DeviceRange) -> DriverResult<Vec<DeviceRange>> {
+pub(super) fn mappings_of(device: &Device, range: DeviceRange) -> DriverResult<Vec<DeviceRange>> {
     let driver = device.driver();
     let (mut at, end) = (range.address, range.address + range.bytes as u64);
     let mut found = Vec::new();
@@ -31,7 +32,7 @@ pub fn mappings_of(device: &Device, range: DeviceRange) -> DriverResult<Vec<Devi
 }
 
 /// A descriptor by which another process has the memory at an address, for as long as it is open.
-pub fn export_mapping(device: &Device, mapping: DeviceRange) -> DriverResult<OwnedFd> {
+pub(super) fn export_mapping(device: &Device, mapping: DeviceRange) -> DriverResult<OwnedFd> {
     let driver = device.driver();
     let handle = driver.handle_retain(mapping.address)?;
     let exported = driver.handle_export(handle);
@@ -41,8 +42,7 @@ pub fn export_mapping(device: &Device, mapping: DeviceRange) -> DriverResult<Own
 }
 
 /// Handles of another process, which are released when this is dropped.
-#[allow(missing_debug_implementations, reason = "for the crates above alone")]
-pub struct ImportedHandles {
+pub(super) struct ImportedHandles {
     memory: VirtualMemory,
     /// The handles with their sizes.
     handles: Vec<(RawHandle, usize)>,
@@ -50,21 +50,18 @@ pub struct ImportedHandles {
 }
 
 impl ImportedHandles {
-    #[doc(hidden)]
-    pub fn new(device: &Device) -> Result<Self> {
+    pub(super) fn new(device: &Device) -> Result<Self> {
         let memory = VirtualResource::new(device)?.into_memory();
         Ok(Self { memory, handles: Vec::new(), bytes: 0 })
     }
 
     /// The size of all of them together, in bytes.
-    #[doc(hidden)]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Whether a handle of this size can be one more.
-    #[doc(hidden)]
-    pub fn has_room_for(&self, bytes: u64) -> bool {
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
         let all = usize::try_from(bytes).ok().and_then(|bytes| self.bytes.checked_add(bytes));
         bytes > 0
             && bytes.is_multiple_of(self.memory.granularity() as u64)
@@ -72,17 +69,15 @@ impl ImportedHandles {
     }
 
     /// Takes one more handle. There is [room](Self::has_room_for) for it.
-    #[doc(hidden)]
-    pub fn import(&mut self, descriptor: BorrowedFd<'_>, bytes: usize) -> DriverResult<()> {
-        let handle = self.memory.driver().handle_import(descriptor)?;
+    pub(super) fn import(&mut self, descriptor: BorrowedFd<'_>, bytes: usize) -> DriverResult<()> {
+        let handle = self.memory.device().driver().handle_import(descriptor)?;
         self.handles.push((handle, bytes));
         self.bytes += bytes;
         Ok(())
     }
 
     /// Maps them beside each other, in their order, from a multiple of `alignment` on, which is a power of two.
-    #[doc(hidden)]
-    pub fn map(self, alignment: usize) -> Result<ImportedMemory> {
+    pub(super) fn map(self, alignment: usize) -> Result<ImportedMemory> {
         let what = format!("{} of another process", Count(self.bytes, "byte"));
         self.memory.in_context(what, self.try_map(alignment))
     }
@@ -90,7 +85,7 @@ impl ImportedHandles {
     fn try_map(&self, alignment: usize) -> DriverResult<ImportedMemory> {
         let memory = &self.memory;
         let alignment = alignment.max(memory.granularity());
-        let address = memory.driver().address_reserve(self.bytes, alignment)?;
+        let address = memory.device().driver().address_reserve(self.bytes, alignment)?;
         let range = DeviceRange { address, bytes: self.bytes };
         let mut mapped = ImportedMemory { memory: memory.clone(), range, sizes: Vec::new() };
         let mut at = address;
@@ -121,14 +116,13 @@ impl Drop for ImportedHandles {
         for (handle, _) in self.handles.drain(..) {
             // What is mapped keeps its memory.
             // SAFETY: imported by this, and used no more.
-            let _ = unsafe { self.memory.driver().handle_release(handle) };
+            let _ = unsafe { self.memory.device().driver().handle_release(handle) };
         }
     }
 }
 
 /// Memory of another process, mapped in this one, to be given to [`close`](Self::close). One that is dropped stays mapped.
-#[allow(missing_debug_implementations, reason = "for the crates above alone")]
-pub struct ImportedMemory {
+pub(super) struct ImportedMemory {
     memory: VirtualMemory,
     range: DeviceRange,
     /// The sizes of the mappings, in their order from the begin of the range on.
@@ -136,8 +130,7 @@ pub struct ImportedMemory {
 }
 
 impl ImportedMemory {
-    #[doc(hidden)]
-    pub fn address(&self) -> u64 {
+    pub(super) fn address(&self) -> u64 {
         self.range.address
     }
 
@@ -146,8 +139,7 @@ impl ImportedMemory {
     /// # Safety
     ///
     /// No work that uses it is pending.
-    #[doc(hidden)]
-    pub unsafe fn close(self) -> DriverResult<()> {
+    pub(super) unsafe fn close(self) -> DriverResult<()> {
         let (mut address, mut closed) = (self.range.address, Ok(()));
         for bytes in self.sizes {
             // SAFETY: one mapping of this; the caller vouches for the work.
@@ -157,6 +149,6 @@ impl ImportedMemory {
         }
         closed?;
         // SAFETY: reserved for this, and nothing is mapped there any more.
-        unsafe { self.memory.driver().address_free(self.range) }
+        unsafe { self.memory.device().driver().address_free(self.range) }
     }
 }
