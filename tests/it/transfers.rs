@@ -6,9 +6,9 @@ use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{Schedule, SimConfig, Simulator};
 use aquifer::{
-    Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, PinnedAlloc, Result, Stream,
-    Transfer,
-    mr::AsyncResource,
+    CudaResource, Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, PinnedAlloc,
+    Result, Stream, Transfer,
+    mr::{AsyncResource, with_device_resource},
     pinned::{HostBuffer, PinnedResource, Registered},
 };
 use std::future::Future;
@@ -333,6 +333,32 @@ fn a_driver_call_that_fails_gives_the_buffers_back() {
             assert_eq!(simulator.live_bytes(), 0, "nothing leaks");
             simulator.check().unwrap();
         }
+    }
+}
+
+#[test]
+fn an_upload_to_a_new_vector_that_fails_gives_the_host_buffer_back() {
+    for (call, code, kind, allocated) in [
+        ("cuMemAlloc", 2, ErrorKind::OutOfMemory, 0),
+        ("cuEventCreate", 999, ErrorKind::Driver, 4),
+        ("cuMemcpyHtoDAsync", 999, ErrorKind::Driver, 4),
+        ("cuEventRecord", 999, ErrorKind::Driver, 4),
+    ] {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let host = pinned(&device, &[7; 4]);
+        simulator.fail_call(call, 1, code).unwrap();
+        let plain = CudaResource::new(&device);
+        let begun = with_device_resource(plain, || stream.upload_new(host));
+        let (host, vec) = refused(begun, kind);
+        assert_eq!((&host[..], vec.len()), (&[7; 4][..], allocated), "{call}");
+        assert_eq!(vec.stream(), &stream);
+        drop(vec);
+        let (host, vec) = stream.upload_new(host).unwrap().wait().unwrap();
+        assert_eq!(vec.to_vec().unwrap(), host[..]);
+        drop((host, vec));
+        assert_eq!(simulator.live_bytes(), 0, "nothing leaks");
+        simulator.check().unwrap();
     }
 }
 

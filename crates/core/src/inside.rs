@@ -11,7 +11,7 @@ use crate::stream::Stream;
 use bytemuck::Pod;
 
 pub use crate::container::device_vec::refuse_zero_sized;
-pub use crate::container::memory_use::{CapturePolicy, MemoryUse};
+pub use crate::order::{CapturePolicy, MemoryUse};
 pub use crate::stream::call::{Status, StreamCall};
 pub use crate::stream::context::{
     any_capturing, busy_streams, record_context, record_exposed, wait_for_idle_streams,

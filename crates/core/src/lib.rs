@@ -8,7 +8,9 @@
 //! | [`device`], [`stream`], `event` | handles with an identity of their own; gates, captures, graphs, deferred drops |
 //! | `resource` | what hands out device memory, and what is current |
 //! | [`pinned`] | page-locked memory as allocators |
-//! | [`container`], [`transfer`] | typed memory on the device; copies |
+//! | `order` | the order between a use on some stream and the memory's home |
+//! | [`container`] | typed memory on the device; its copies that wait |
+//! | [`transfer`] | copies that own or borrow host memory while they run |
 //! | `interop` | cudarc's traits, and sources in CUDA C++ |
 // What the crates above share is hidden in the documentation of `aquifer`, and may name what is private here.
 #![allow(rustdoc::private_intra_doc_links)]
@@ -33,6 +35,7 @@ pub mod event;
 pub mod inside;
 #[cfg(feature = "cuda")]
 pub mod interop;
+mod order;
 pub mod pinned;
 #[doc(hidden)]
 pub mod resource;
@@ -96,7 +99,7 @@ sync::for_models! {
     #[doc(hidden)]
     #[allow(missing_docs)]
     pub mod models {
-        pub use crate::container::models::*;
+        pub use crate::order::models::*;
         pub use crate::pinned::models::*;
         pub use crate::pool::models::*;
         pub use crate::resource::models::*;

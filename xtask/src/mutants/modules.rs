@@ -100,7 +100,7 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "between_devices",
-        path: "crates/core/src/transfer/between_devices.rs",
+        path: "crates/core/src/container/between_devices.rs",
         root: CORE,
         tests: &[("serial", &["multi_device::", "peers::"]), ("it", &["device_copies::"])],
     },

@@ -8,11 +8,13 @@ const FOLDER: &str = "crates/core/src/";
 
 /// The modules at the crate's root, the lowest layer first. The first layer is crates below, by the names that the root
 /// gives them. `lib` is `lib.rs`, and what it re-exports.
-pub(crate) const LAYERS: [&[&str]; 5] = [
+pub(crate) const LAYERS: [&[&str]; 7] = [
     &["debug_log", "driver", "error", "heap", "impls", "layout", "pool", "sim", "sync"],
     &["device", "stream", "event"],
     &["resource", "pinned"],
-    &["container", "transfer", "interop"],
+    &["order"],
+    &["container"],
+    &["transfer", "interop"],
     &["inside", "lib"],
 ];
 

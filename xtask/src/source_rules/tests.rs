@@ -100,6 +100,8 @@ fn modules_import_modules_below_them() {
         ("crates/core/src/device/sim/mod.rs", "use crate::{error::Error, pinned::PinnedAlloc};"),
         ("crates/core/src/stream.rs", "fn f() { crate::transfer::start(); }"),
         ("crates/core/src/stream/mod.rs", "use super::resource::Block;"),
+        ("crates/core/src/container/buffer.rs", "use crate::transfer::Upload;"),
+        ("crates/core/src/order/mod.rs", "use crate::container::DeviceVec;"),
         ("crates/core/src/resource/heap.rs", "use super::super::interop;"),
         (
             "crates/core/src/resource/heap.rs",

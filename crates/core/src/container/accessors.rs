@@ -116,7 +116,7 @@ macro_rules! container {
             ///   one of the two is in a capture that the other cannot join.
             /// - The errors of the driver.
             #[track_caller]
-            pub fn on<'a, S: $crate::container::stream_ref::StreamRef>(
+            pub fn on<'a, S: $crate::order::StreamRef>(
                 &'a self,
                 stream: &'a S,
             ) -> $crate::error::Result<$crate::container::on::On<'a, $element, S>> {
@@ -132,7 +132,7 @@ macro_rules! container {
             ///
             /// The errors of [`on`](Self::on).
             #[track_caller]
-            pub fn on_mut<'a, S: $crate::container::stream_ref::StreamRef>(
+            pub fn on_mut<'a, S: $crate::order::StreamRef>(
                 &'a mut self,
                 stream: &'a S,
             ) -> $crate::error::Result<$crate::container::on::OnMut<'a, $element, S>> {
@@ -174,7 +174,7 @@ macro_rules! host_copies {
             pub fn copy_from_slice(&mut self, source: &[$element]) -> $crate::error::Result<()> {
                 let _site = $crate::driver::CallSite::enter();
                 let target = &mut $crate::container::view::DeviceWrite::as_device_slice_mut(self);
-                $crate::transfer::blocking::upload(source, target)
+                $crate::container::blocking::upload(source, target)
             }
 
             /// Copies all elements into a slice of the same length, complete when this returns.

@@ -1,13 +1,13 @@
 //! A block of device memory with a home stream, inside of every container.
 
 use super::growth::Growth;
-use super::memory_use::{CapturePolicy, MemoryUse};
-use super::pending_uses::PendingUses;
-use super::used_on::UseTimeline;
 use crate::driver::CallSite;
 use crate::driver::{DeviceRange, VectorEvent, VectorType, is_forked_child};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
+use crate::order::PendingUses;
+use crate::order::UseTimeline;
+use crate::order::{CapturePolicy, MemoryUse};
 use crate::resource::resizing::Purpose;
 use crate::resource::{DeviceBlock, DeviceResource, ResourceHandle};
 use crate::stream::{Stream, StreamCall, deferred};

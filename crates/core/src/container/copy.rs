@@ -2,11 +2,11 @@
 
 use super::accessors::host_copies;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
+use super::{between_devices, blocking};
 use crate::driver::CallSite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::pinned::last_error_of;
-use crate::transfer::{between_devices, blocking};
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use bytemuck::Pod;

@@ -3,13 +3,13 @@
 use super::accessors::{constructors, container, host_copies};
 use super::device_vec::DeviceVec;
 use super::growth::Growth;
+use super::host_copy::same_number;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
 use crate::driver::CallSite;
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
 use crate::stream::Stream;
-use crate::transfer::same_number;
 use bytemuck::Pod;
 use std::marker::PhantomData;
 

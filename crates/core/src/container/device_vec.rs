@@ -1,6 +1,7 @@
 //! The growable vector in device memory.
 
 use super::accessors::{constructors, container, host_copies};
+use super::blocking;
 use super::buffer::{Buffer, kind_of};
 use super::growth::Growth;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
@@ -8,9 +9,8 @@ use crate::driver::CallSite;
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceResource, ResourceHandle, current_handle};
+use crate::resource::{CudaResource, DeviceBlock, DeviceResource, ResourceHandle, current_handle};
 use crate::stream::Stream;
-use crate::transfer::blocking;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
 use bytemuck::Pod;
@@ -90,6 +90,14 @@ impl<T: Pod> DeviceVec<T> {
         let mut vec = Self::unwritten::<C>(stream, layout, resource)?;
         vec.fill(value)?;
         Ok(vec)
+    }
+
+    /// A vector that has no memory and takes none, in place of one that could not be made.
+    pub(crate) fn without_memory(stream: &Stream) -> Self {
+        let resource = CudaResource::new(stream.device()).into_shared();
+        let block = DeviceBlock::new(0, 0, 0);
+        let buffer = Buffer::from_block(stream, block, align_of::<T>(), resource.into());
+        Self { buffer, length: 0, elements: PhantomData }
     }
 
     /// A vector with the elements of `source`, whose copy is complete when this returns.

@@ -1,15 +1,15 @@
 //! Growing and shrinking a vector.
 
+use super::blocking;
 use super::buffer::{Buffer, kind_of};
 use super::device_vec::DeviceVec;
-use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
 use crate::driver::CallSite;
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
-use crate::transfer::blocking;
+use crate::order::CapturePolicy;
 use bytemuck::Pod;
 
 /// The least part of its capacity by which a vector grows in place. Nothing is copied, so the part bounds the number of

@@ -1,12 +1,12 @@
 //! Filling device memory with a value of any plain type.
 
 use super::device_vec::DeviceVec;
-use super::memory_use::CapturePolicy;
 use super::view::DeviceSliceMut;
 use crate::driver::CallSite;
 use crate::driver::{ErrorContext, FillWord, RawFill};
 use crate::error::Result;
 use crate::impls::Count;
+use crate::order::CapturePolicy;
 use bytemuck::Pod;
 
 impl<T: Pod> DeviceVec<T> {
@@ -71,7 +71,7 @@ struct Step {
 
 /// The calls that fill `bytes` bytes from `address` on with a pattern. A word of the driver's is aligned to
 /// its size, which elements need not be.
-fn steps(pattern: &[u8], address: u64, bytes: usize) -> Vec<Step> {
+fn steps(pattern: &[u8], address: u64, bytes: usize) -> impl Iterator<Item = Step> {
     let fits =
         |width: usize| pattern.len().is_multiple_of(width) && address.is_multiple_of(width as u64);
     let widths = [1, 2, 4].into_iter().filter(|&width| fits(width));
@@ -81,10 +81,8 @@ fn steps(pattern: &[u8], address: u64, bytes: usize) -> Vec<Step> {
         Some(width) => (width, width),
         None => (widths.max().unwrap_or(1), pattern.len()),
     };
-    let words = pattern[..stride].chunks(width).map(word).enumerate();
-    words
-        .map(|(index, word)| Step { offset: index * width, stride, word, count: bytes / stride })
-        .collect()
+    let (words, count) = (pattern[..stride].chunks(width).map(word), bytes / stride);
+    words.enumerate().map(move |(index, word)| Step { offset: index * width, stride, word, count })
 }
 
 fn word(bytes: &[u8]) -> FillWord {

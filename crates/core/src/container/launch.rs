@@ -1,10 +1,10 @@
 //! Launching a kernel on vectors.
 
-use super::memory_use::CapturePolicy;
 use super::view::{DeviceRead, DeviceWrite};
 use crate::driver::CallSite;
 use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunch};
 use crate::error::Result;
+use crate::order::CapturePolicy;
 use crate::stream::Stream;
 use bytemuck::Pod;
 

@@ -1,10 +1,10 @@
 //! Guards, which are device memory on a stream that is ordered for its use.
 
-use super::memory_use::CapturePolicy;
-use super::stream_ref::StreamRef;
 use super::view::{DeviceSlice, DeviceSliceMut, lengths};
 use crate::driver::CallSite;
 use crate::error::Result;
+use crate::order::CapturePolicy;
+use crate::order::StreamRef;
 use bytemuck::Pod;
 use std::fmt;
 

@@ -1,9 +1,9 @@
 //! Views of device memory, and the traits of memory to read and to write.
 
 use super::buffer::Buffer;
-use super::memory_use::MemoryUse;
 use crate::error::{Error, ErrorKind, Result, SPLIT_ADVICE, ensure};
 use crate::impls::Count;
+use crate::order::MemoryUse;
 use crate::stream::Stream;
 use bytemuck::Pod;
 use std::fmt;

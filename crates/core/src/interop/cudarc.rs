@@ -1,11 +1,10 @@
 //! A vector where cudarc takes device memory, such as copies, cuBLAS, NCCL, cuRAND and kernel arguments.
 
-use crate::container::{
-    DeviceSlice, DeviceSliceMut, DeviceVec, MemoryUse, On, OnMut, StreamRef, UnknownStream,
-};
+use crate::container::{DeviceSlice, DeviceSliceMut, DeviceVec, On, OnMut, StreamRef};
 use crate::device::Device;
 use crate::driver::RawStream;
 use crate::error::Result;
+use crate::order::{MemoryUse, UnknownStream};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;

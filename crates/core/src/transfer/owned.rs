@@ -1,7 +1,7 @@
 //! Transfers that own their buffers while they run.
 
-use super::enqueue::{to_device, to_host};
-use super::stopped::{HostAccess, may_return};
+use crate::container::host_copy::{to_device, to_host};
+use crate::container::stopped::{HostAccess, may_return};
 use crate::container::{DeviceVec, check_range};
 use crate::driver::CallSite;
 use crate::driver::{ErrorContext, is_forked_child};
@@ -132,14 +132,21 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The errors of [`upload`](Self::upload), and those of the allocation, which drops `host`.
+    /// The errors of [`upload`](Self::upload), and those of the allocation. The buffers come back in the error. A vector
+    /// that could not be allocated is empty there.
     #[track_caller]
-    pub fn upload_new<B: HostBuffer>(&self, mut host: B) -> Result<Transfer<B>> {
+    pub fn upload_new<B: HostBuffer>(&self, mut host: B) -> Result<Transfer<B>, TransferError<B>> {
         let _site = CallSite::enter();
         let (_, length) = host.parts();
         // SAFETY: written whole by the upload, in home's order.
-        let device = unsafe { DeviceVec::uninit(self, length)? };
-        Ok(self.upload(host, device)?)
+        let device = match unsafe { DeviceVec::uninit(self, length) } {
+            Ok(device) => device,
+            Err(error) => {
+                let buffers = Some(Box::new((host, DeviceVec::without_memory(self))));
+                return Err(TransferError { error, buffers });
+            }
+        };
+        self.upload(host, device)
     }
 
     /// Copies `device` to `host`, of the same length, on this stream. It returns at once if the host's memory is

@@ -1,8 +1,8 @@
 //! Owned transfers of parts of their buffers.
 
 use super::owned::{Transfer, TransferError, begin};
-use super::stopped::HostAccess;
 use crate::container::DeviceVec;
+use crate::container::stopped::HostAccess;
 use crate::driver::CallSite;
 use crate::pinned::HostBuffer;
 use crate::stream::Stream;

@@ -1,8 +1,8 @@
 //! Transfers of borrowed memory, bounded by a scope.
 
-use super::enqueue::{to_device, to_host};
-use super::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
+use crate::container::host_copy::{to_device, to_host};
 use crate::container::launch::Launch;
+use crate::container::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
 use crate::container::{DeviceRead, DeviceWrite, lengths};
 use crate::driver::Access;
 use crate::driver::CallSite;

@@ -1,7 +1,7 @@
 //! Copies that neither wait nor own their memory. The caller keeps the order.
 
-use super::enqueue::{to_device, to_host};
 use crate::container::DeviceVec;
+use crate::container::host_copy::{to_device, to_host};
 use crate::driver::CallSite;
 use crate::error::Result;
 use bytemuck::Pod;

@@ -1,5 +1,9 @@
 use super::*;
 
+fn steps(pattern: &[u8], address: u64, bytes: usize) -> Vec<Step> {
+    super::steps(pattern, address, bytes).collect()
+}
+
 /// Carries the steps out on the host.
 fn carry_out(pattern: &[u8], elements: usize) -> Vec<u8> {
     let mut memory = vec![0xEE; pattern.len() * elements];

@@ -1,13 +1,14 @@
 //! The calls that enqueue a copy, for every form of transfer.
 
-use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut, MemoryUse};
+use super::view::{DeviceSlice, DeviceSliceMut};
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::{Result, ensure};
 use crate::impls::Count;
-use crate::stream::{Stream, StreamCall};
+use crate::order::{CapturePolicy, MemoryUse};
+use crate::stream::{Patience, Stream, StreamCall};
 use bytemuck::Pod;
 
-pub(super) fn same_length(target: usize, source: usize) -> Result<()> {
+pub(crate) fn same_length(target: usize, source: usize) -> Result<()> {
     same_number(target, source, "element")
 }
 
@@ -37,8 +38,10 @@ fn begin_copy<'s>(
     if source == 0 {
         return Ok(None);
     }
-    let call = memory.order_on(stream, CapturePolicy::Refuse("work on host memory"))?;
     // Memory that is not page-locked is staged, behind what the stream has to do.
+    let call = stream.begin_blocking_call(&Patience::new())?;
+    let call = memory.order_in(stream, call, CapturePolicy::Refuse("work on host memory"))?;
+    // Where the gate had to be left for the home's.
     call.mark_blocking();
     Ok(Some(call))
 }
@@ -50,7 +53,7 @@ fn begin_copy<'s>(
 ///
 /// `source` is valid for reads, and the host does not write or free it, until `stream` has passed this
 /// call.
-pub(super) unsafe fn to_device<'s, T: Pod>(
+pub(crate) unsafe fn to_device<'s, T: Pod>(
     stream: &'s Stream,
     target: &mut DeviceSliceMut<'_, T>,
     source: *const [T],
@@ -72,7 +75,7 @@ pub(super) unsafe fn to_device<'s, T: Pod>(
 ///
 /// `target` is valid for writes, and the host does not touch or free it, until `stream` has passed this
 /// call.
-pub(super) unsafe fn to_host<'s, T: Pod>(
+pub(crate) unsafe fn to_host<'s, T: Pod>(
     stream: &'s Stream,
     source: &DeviceSlice<'_, T>,
     target: *mut [T],

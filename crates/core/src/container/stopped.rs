@@ -7,7 +7,7 @@ use std::io::Write;
 
 /// How the device may still use borrowed host memory after the calls that were given it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum HostAccess {
+pub(crate) enum HostAccess {
     /// Not at all.
     None,
     /// It may read it.
@@ -18,7 +18,7 @@ pub(super) enum HostAccess {
 
 impl HostAccess {
     /// This access if `condition` holds, else none.
-    pub(super) fn only_if(self, condition: bool) -> Self {
+    pub(crate) fn only_if(self, condition: bool) -> Self {
         if condition { self } else { Self::None }
     }
 }
@@ -26,7 +26,7 @@ impl HostAccess {
 /// Whether a copy of borrowed memory may outlive its call, so that only a wait ends it. It may if the memory is
 /// page-locked at either end. (Memory that is page-locked in its middle alone would pass as pageable, but nothing in
 /// this crate locks a part of memory that it does not own.)
-pub(super) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
+pub(crate) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
     let driver = stream.device().driver();
     let bytes = target.as_ptr_range();
     // Both ends: a range may be locked in part.
@@ -42,7 +42,7 @@ pub(super) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
 /// No other function of this crate aborts. The abort is no mere caution. On an H200 with driver 580, a kernel that
 /// faults on one stream makes every later call fail, while the copies of other streams go on writing. That was seen 10
 /// of 10 times, for as long as any copies are queued.
-pub(super) fn synchronize_or_abort(
+pub(crate) fn synchronize_or_abort(
     stream: &Stream,
     access: impl FnOnce() -> HostAccess,
 ) -> Result<()> {
@@ -60,7 +60,7 @@ pub(super) fn synchronize_or_abort(
 
 /// Whether memory may go back to its owner though waiting for the device failed. It may if the device has surely
 /// stopped, or if a GPU only reads for a dead context, whose results are lost.
-pub(super) fn may_return(stream: &Stream, error: &Error, access: HostAccess) -> bool {
+pub(crate) fn may_return(stream: &Stream, error: &Error, access: HostAccess) -> bool {
     match access {
         HostAccess::None => true,
         // The device works on the parent's pages, not on this child's copies.

@@ -1,8 +1,8 @@
 //! Copies that are complete when they return, of any slice.
 
-use super::enqueue::{to_device, to_host};
+use super::host_copy::{to_device, to_host};
 use super::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
-use crate::container::{DeviceSlice, DeviceSliceMut};
+use super::view::{DeviceSlice, DeviceSliceMut};
 use crate::error::Result;
 use crate::stream::deferred;
 use bytemuck::Pod;

@@ -1,10 +1,11 @@
 //! Copies from device memory to device memory, on one device or across two.
 
-use super::enqueue::same_length;
-use crate::container::{CapturePolicy, DeviceSlice, DeviceSliceMut};
+use super::host_copy::same_length;
+use super::view::{DeviceSlice, DeviceSliceMut};
 use crate::driver::{ErrorContext, RawCopy};
 use crate::error::Result;
 use crate::impls::Count;
+use crate::order::CapturePolicy;
 use bytemuck::Pod;
 
 /// Overwrites `target` with `source`, in the order of the target's home stream.
