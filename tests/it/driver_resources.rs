@@ -7,8 +7,7 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
     mr::{
-        AsyncResource, HostAccessible, HostComplete, ManagedResource, OnStream, PrefetchAdaptor,
-        SystemResource,
+        AsyncResource, HostAccessible, ManagedResource, OnStream, PrefetchAdaptor, SystemResource,
     },
     pinned::{PinnedPool, PinnedResource, PolymorphicHostAllocator},
 };

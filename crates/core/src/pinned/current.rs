@@ -6,7 +6,7 @@ use super::pool::PinnedPool;
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
 use crate::stream::Stream;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -79,7 +79,7 @@ impl CurrentPinned {
         }
     }
 
-    fn inner(&self) -> &dyn HostComplete {
+    fn inner(&self) -> &dyn HostAccessible {
         match self {
             Self::Resource(resource) => resource,
             Self::Pool(pool) => pool,
@@ -124,10 +124,7 @@ unsafe impl HostAccessible for CurrentPinned {
     fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
         self.inner().host_pointer(block)
     }
-}
 
-// SAFETY: as above.
-unsafe impl HostComplete for CurrentPinned {
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
         // SAFETY: the caller's promise, unchanged.
         unsafe { self.inner().block_at(pointer, layout) }

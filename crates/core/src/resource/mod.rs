@@ -23,7 +23,7 @@ mod virtual_resource;
 pub use crate::pool::{MissStep, ThreadMagazine};
 pub use block::DeviceBlock;
 pub use cuda::CudaResource;
-pub use device_resource::{DeviceResource, HostAccessible, HostComplete};
+pub use device_resource::{DeviceResource, HostAccessible};
 pub use failure::Failure;
 pub use identity::ResourceId;
 pub use pool::{
