@@ -194,7 +194,7 @@ pub mod prelude {
     #[cfg(feature = "sim")]
     pub use crate::CheckedDevice;
     pub use crate::collective::{Group, ReduceOp};
-    pub use crate::container::{DeviceBox, StreamRef};
+    pub use crate::container::StreamRef;
     pub use crate::{
         Communicator, Device, DeviceBuffer, DeviceRead, DeviceResource, DeviceScalar, DeviceVec,
         DeviceWrite, HostArgs, Kernel, MappedAlloc, PinnedAlloc, PoolResource, Stream, Transfer,

@@ -7,8 +7,7 @@ use aquifer::allocator_api2::alloc::Global;
 use aquifer::sim::Violation;
 use aquifer::{
     DeviceBlock, DeviceBuffer, DeviceLayout, DeviceRead, DeviceScalar, DeviceVec, LaunchConfig,
-    Result,
-    container::{DeviceBox, DeviceVecParts},
+    Result, container::DeviceVecParts,
 };
 use bytemuck::Pod;
 use std::any::Any;
@@ -61,10 +60,6 @@ const CALLS: &[(&str, Call)] = &[
     ("shrink_to_fit", |_, mut vec, _| {
         vec.truncate(10);
         line(here!(vec.shrink_to_fit()))
-    }),
-    ("into_boxed_slice", |_, mut vec, _| {
-        vec.truncate(10);
-        line(here!(vec.into_boxed_slice()))
     }),
     ("DeviceBuffer::copy_of_in", |fixture, vec, _| {
         let (stream, pool) = (&fixture.stream, fixture.pool.clone());
@@ -231,11 +226,6 @@ fn each_constructor_names_its_own_line() {
         made("DeviceVec<u8> of 1 element (1 byte)", unsafe {
             here!(DeviceVec::<u8>::uninit(s, 1))
         }),
-        made("DeviceBox<[u8]> of 9 elements (9 bytes)", here!(DeviceBox::<[u8]>::zeroed(s, 9))),
-        made(
-            "DeviceBox<[u8]> of 2 elements (2 bytes)",
-            here!(DeviceBox::from_slice(s, &[1_u8; 2])),
-        ),
         made(SCALAR, here!(DeviceScalar::new(s, 1_u64))),
         made(SCALAR, here!(DeviceScalar::<u64>::zeroed(s))),
         // SAFETY: never read.

@@ -7,7 +7,6 @@ mod accessors;
 mod buffer;
 mod chunks;
 mod copy;
-mod device_box;
 mod device_buffer;
 mod device_scalar;
 pub(crate) mod device_vec;
@@ -24,7 +23,6 @@ mod stream_ref;
 mod used_on;
 mod view;
 
-pub use device_box::DeviceBox;
 pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
