@@ -4,7 +4,6 @@ use crate::{log, support};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, PoolResource,
     Result, Stream,
-    container::DeviceVecParts,
     mr::{CheckedAdaptor, CheckedOptions, Misuse, MisuseKind},
     pinned::PinnedResource,
     sim::SimConfig,
@@ -266,9 +265,9 @@ fn next(fixture: &Fixture, stream: &Stream, address: u64) -> Vec<u8> {
     let block = fixture.seen.allocate(stream, DeviceLayout::new(4096).unwrap()).unwrap();
     assert_eq!(block.address(), address, "a pool gives its stream's last block again");
     let (stream, resource) = (stream.clone(), fixture.seen.clone());
-    let parts = DeviceVecParts { stream, block, length: 4096, resource };
     // SAFETY: the block is live and of this resource; its bytes were written before it was freed.
-    unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap().to_vec().unwrap()
+    let vec = unsafe { DeviceVec::<u8>::from_raw_parts(stream, block, 4096, resource) };
+    vec.unwrap().to_vec().unwrap()
 }
 
 #[test]

@@ -7,12 +7,11 @@ use aquifer::allocator_api2::alloc::Global;
 use aquifer::sim::Violation;
 use aquifer::{
     DeviceBlock, DeviceBuffer, DeviceLayout, DeviceRead, DeviceScalar, DeviceVec, LaunchConfig,
-    Result, container::DeviceVecParts,
+    Result,
 };
 use bytemuck::Pod;
 use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 
 type Vector = DeviceVec<u32>;
 
@@ -244,10 +243,10 @@ fn each_constructor_names_its_own_line() {
     ];
     for (name, line, address, made) in made {
         let block = DeviceBlock::new(address, 1, 0);
-        let (stream, resource) = (fixture.stream.clone(), Arc::new(fixture.pool.clone()));
-        let parts = DeviceVecParts { stream, block, length: 1, resource };
+        let (stream, pool) = (fixture.stream.clone(), fixture.pool.clone());
         // SAFETY: it is never dropped.
-        let mut raw = ManuallyDrop::new(unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap());
+        let raw = unsafe { DeviceVec::<u8>::from_raw_parts(stream, block, 1, pool) };
+        let mut raw = ManuallyDrop::new(raw.unwrap());
         drop(made);
         let (used, filled) = here!(raw.fill(1));
         filled.unwrap();

@@ -30,7 +30,6 @@ pub use device_vec::DeviceVec;
 pub(crate) use device_vec::refuse_zero_sized;
 pub use growth::Growth;
 pub use on::{On, OnMut};
-pub use parts::DeviceVecParts;
 pub use stream_ref::StreamRef;
 pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
 
