@@ -126,8 +126,8 @@ pub mod nep49 {
 
     pub use aquifer_plug::{
         DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler,
-        WithDataHandler, current_data_handler, data_handler_name, data_handler_version,
-        set_data_handler, with_data_handler,
+        current_data_handler, data_handler_name, data_handler_version, set_data_handler,
+        with_data_handler, with_data_handler_async,
     };
 }
 

@@ -6,8 +6,8 @@ use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceResource, DeviceScalar,
     DeviceVec, PoolResource, Result, Stream,
     mr::{
-        BinningResource, PolymorphicAllocator, StatisticsAdaptor, WithDeviceResource,
-        reset_current_device_resource, set_current_device_resource, with_device_resource,
+        BinningResource, PolymorphicAllocator, StatisticsAdaptor, reset_current_device_resource,
+        set_current_device_resource, with_device_resource, with_device_resource_async,
     },
 };
 use std::future::Future;
@@ -80,7 +80,7 @@ fn at_each_place<R: DeviceResource + Clone + 'static>(
     look(PolymorphicAllocator::<u8>::new_in(given()).resource());
     let scoped = with_device_resource(given(), || DeviceVec::<u8>::zeroed(&stream, 3));
     look(scoped.unwrap().resource());
-    let task = WithDeviceResource::new(given(), async { DeviceVec::<u8>::zeroed(&stream, 3) });
+    let task = with_device_resource_async(given(), async { DeviceVec::<u8>::zeroed(&stream, 3) });
     match pin!(task).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(vec) => look(vec.unwrap().resource()),
         Poll::Pending => panic!("it waits for nothing"),

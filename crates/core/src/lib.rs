@@ -81,8 +81,9 @@ pub mod mr {
     pub use crate::resource::{
         CudaResource, DeviceBlock, DeviceResource, Failure, Handles, HostAccessible, MissPolicy,
         MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics, ResourceId,
-        VirtualResource, WithDeviceResource, current_device_resource, default_device_pool,
+        VirtualResource, current_device_resource, default_device_pool,
         reset_current_device_resource, set_current_device_resource, with_device_resource,
+        with_device_resource_async,
     };
 }
 

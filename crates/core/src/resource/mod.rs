@@ -33,7 +33,7 @@ pub use registry::{
     current_device_resource, default_device_pool, reset_current_device_resource,
     set_current_device_resource,
 };
-pub use scope::{WithDeviceResource, with_device_resource};
+pub use scope::{with_device_resource, with_device_resource_async};
 pub use virtual_resource::VirtualResource;
 
 pub(crate) use current_resource::CurrentResource;
