@@ -137,8 +137,8 @@ pub mod nep49 {
 
     pub use aquifer_plug::{
         DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler,
-        WithDataHandler, current_data_handler, data_handler_name, data_handler_version,
-        set_data_handler, with_data_handler,
+        current_data_handler, data_handler_name, data_handler_version, set_data_handler,
+        with_data_handler, with_data_handler_async,
     };
 }
 
@@ -205,7 +205,7 @@ pub mod prelude {
     #[cfg(feature = "sim")]
     pub use crate::CheckedDevice;
     pub use crate::collective::{Group, ReduceOp};
-    pub use crate::container::{DeviceBox, StreamRef};
+    pub use crate::container::StreamRef;
     pub use crate::{
         Communicator, Device, DeviceBuffer, DeviceRead, DeviceResource, DeviceScalar, DeviceVec,
         DeviceWrite, HostArgs, Kernel, MappedAlloc, PinnedAlloc, PoolResource, Stream, Transfer,

@@ -5,10 +5,10 @@ use crate::stack::{self, Stack, device};
 use crate::status::aquifer_status;
 use crate::{handles, memory, open_streams, page_map, route};
 use aquifer_rs::sim::SimConfig;
-use aquifer_rs::{CudaResource, Device, DeviceBlock, DeviceVec, Stream, container::DeviceVecParts};
+use aquifer_rs::{CudaResource, Device, DeviceBlock, DeviceVec, Stream};
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const BYTES: usize = 1 << 20;
@@ -22,13 +22,13 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// Writes a block by a kernel.
 fn write(address: u64, stream: &Stream) {
-    let resource = Arc::new(CudaResource::new(stream.device()));
+    let (stream, resource) = (stream.clone(), CudaResource::new(stream.device()));
     let block = DeviceBlock::new(address, BYTES, address);
-    let parts = DeviceVecParts { stream: stream.clone(), block, length: BYTES, resource };
     // SAFETY: a block of this test; its resource gets nothing back.
-    let mut vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap();
+    let vec = unsafe { DeviceVec::<u8>::from_raw_parts(stream, block, BYTES, resource) };
+    let mut vec = vec.unwrap();
     vec.fill(1).unwrap();
-    vec.into_raw_parts().map_err(|refused| refused.error).unwrap();
+    drop(vec.into_raw_parts().map_err(|refused| refused.error).unwrap());
 }
 
 #[test]

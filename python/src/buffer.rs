@@ -9,8 +9,7 @@ use crate::resource::{DeviceMemoryResource, size};
 use crate::stream::{Opened, Stream};
 use aquifer_capi::embedded;
 use aquifer_rs::{
-    DeviceBlock, DeviceBuffer as Memory, DeviceVec, Error, ErrorKind, container::DeviceVecParts,
-    mr::CallbackResource,
+    DeviceBlock, DeviceBuffer as Memory, DeviceVec, Error, ErrorKind, mr::CallbackResource,
 };
 use parking_lot::{Mutex, ReentrantMutex};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
@@ -252,14 +251,9 @@ unsafe fn foreign(
     };
     // SAFETY: it hands out nothing but the block below.
     let resource = unsafe { CallbackResource::new(stream.device(), refuse, released) };
-    let parts = DeviceVecParts {
-        stream: stream.clone(),
-        block: DeviceBlock::new(address, bytes, 0),
-        length: bytes,
-        resource: Arc::new(resource),
-    };
+    let block = DeviceBlock::new(address, bytes, 0);
     // SAFETY: the caller's promise; the resource is this block's alone.
-    Ok(unsafe { DeviceVec::from_raw_parts(parts)? })
+    Ok(unsafe { DeviceVec::from_raw_parts(stream.clone(), block, bytes, resource)? })
 }
 
 /// Device memory that an object shows by the CUDA array interface: its address, its bytes and the stream that it names.

@@ -8,12 +8,11 @@ use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::Simulator;
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
-    Event, PoolResource, Result, Stream, container::DeviceVecParts, pinned::PinnedResource,
-    stream::Graph,
+    Event, PoolResource, Result, Stream, pinned::PinnedResource, stream::Graph,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
 
 pub(crate) type Pool = PoolResource<CudaResource>;
@@ -68,15 +67,12 @@ impl Item {
 
     /// Adds one by the address, on a stream that a guard allows it on.
     pub(crate) fn work_at(&self, stream: &Stream) -> Result<()> {
-        let parts = DeviceVecParts {
-            stream: stream.clone(),
-            block: DeviceBlock::new(self.vec.as_device_ptr(), self.vec.size_in_bytes(), 0),
-            length: self.vec.len(),
-            resource: Arc::new(NotOwned(stream.device().clone())),
-        };
+        let block = DeviceBlock::new(self.vec.as_device_ptr(), self.vec.size_in_bytes(), 0);
+        let resource = NotOwned(stream.device().clone());
         // SAFETY: the address and the length of a living vector, which `stream` may use; the resource
         // frees nothing.
-        let mut words = unsafe { Words::from_raw_parts(parts)? };
+        let mut words =
+            unsafe { Words::from_raw_parts(stream.clone(), block, self.vec.len(), resource)? };
         crate::kernels::add_one(stream, &mut words)
     }
 }

@@ -4,7 +4,7 @@
 use super::child::{Installed, StandIn, alone, is_in};
 use super::{FIRST, SECOND};
 use aquifer::{
-    CudaResource, Device, DeviceBuffer, DeviceResource, DeviceScalar, DeviceVec, PoolResource,
+    CudaResource, Device, DeviceBuffer, DeviceResource, DeviceScalar, PoolResource,
     mr::AsyncResource,
 };
 use std::sync::Arc;
@@ -50,19 +50,19 @@ fn containers_of_a_device_that_is_not_current_call_it_alone() {
             buffer = make();
             all_on_the_first(driver, "move-assign of a buffer that was lent");
             buffer.set_stream(&other).unwrap();
-            let vec = buffer.into_vec::<u32>().unwrap();
-            let boxed = vec.into_boxed_slice().unwrap();
-            assert_eq!(boxed.to_vec().unwrap(), [0; 16]);
+            let mut vec = buffer.into_vec::<u32>().unwrap();
+            vec.shrink_to_fit().unwrap();
+            assert_eq!(vec.to_vec().unwrap(), [0; 16]);
             all_on_the_first(driver, "conversions");
             let mut scalar = DeviceScalar::new_in(&home, 5_u64, resource.clone()).unwrap();
             scalar.set_value(0x0102_0304_0506_0708).unwrap();
             scalar.set_stream(&other).unwrap();
             assert_eq!(scalar.value().unwrap(), 0x0102_0304_0506_0708);
             all_on_the_first(driver, "a scalar");
-            let clone = DeviceVec::from(boxed).try_clone().unwrap();
+            let clone = vec.try_clone().unwrap();
             all_on_the_first(driver, "try_clone");
             // The pool's blocks go back without a call.
-            drop((scalar, clone));
+            drop((vec, scalar, clone));
             assert_eq!(driver.now(), SECOND, "after the drops");
         }
         let calls = all_on_the_first(driver, "the drops");

@@ -6,11 +6,9 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceScalar, DeviceVec,
     HostArgs, Kernel, LaunchConfig, Result,
-    container::DeviceVecParts,
     pinned::{HostChunk, PinnedPool, PinnedResource},
 };
 use std::ops::Bound;
-use std::sync::Arc;
 
 pub(crate) fn rows(table: &mut Table) {
     layouts(table);
@@ -59,13 +57,12 @@ fn vectors(table: &mut Table) {
         .unwrap();
     let many = DeviceVec::<u8>::zeroed(&stream, 8192).unwrap();
     table.failed("a copy into a full page-locked pool", many.to_vec_in(pool));
-    let parts = DeviceVec::from_slice(&stream, &[0_u8; 9]).unwrap().into_raw_parts().unwrap();
-    let DeviceVecParts { block, resource, .. } = parts;
+    let vec = DeviceVec::from_slice(&stream, &[0_u8; 9]).unwrap();
+    let (home, block, _, resource) = vec.into_raw_parts().unwrap();
     let odd = DeviceBlock::new(block.address() + 1, 8, block.token());
-    let parts = DeviceVecParts { stream: stream.clone(), block: odd, length: 8, resource };
     // SAFETY: the block is this vector's, and is leaked.
-    let vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap();
-    let refused = vec.cast::<u64>().unwrap_err();
+    let vec = unsafe { DeviceVec::<u8>::from_raw_parts(home, odd, 8, resource) };
+    let refused = vec.unwrap().cast::<u64>().unwrap_err();
     table.row("a cast of what is not aligned", refused.error);
     std::mem::forget(refused.value);
     let six = DeviceBuffer::zeroed(&stream, 6).unwrap();
@@ -107,30 +104,23 @@ fn parts(table: &mut Table) {
     let (device, _) = simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     let made = |bytes, length: usize| {
-        let resource = Arc::new(CudaResource::new(&device));
+        let (home, resource) = (stream.clone(), CudaResource::new(&device));
         let block = DeviceBlock::new(0x700, bytes, 0x700);
         // SAFETY: refused before the block is used.
-        unsafe {
-            DeviceVec::<u64>::from_raw_parts(DeviceVecParts {
-                stream: stream.clone(),
-                block,
-                length,
-                resource,
-            })
-        }
+        unsafe { DeviceVec::<u64>::from_raw_parts(home, block, length, resource) }
     };
     table.failed("parts with too few bytes", made(8, 2));
     let odd = DeviceBlock::new(0x701, 64, 0x701);
-    let resource = Arc::new(CudaResource::new(&device));
-    let parts = DeviceVecParts { stream: stream.clone(), block: odd, length: 1, resource };
+    let (home, resource) = (stream.clone(), CudaResource::new(&device));
     // SAFETY: refused before the block is used.
-    table.failed("parts that are not aligned", unsafe { DeviceVec::<u64>::from_raw_parts(parts) });
+    let made = unsafe { DeviceVec::<u64>::from_raw_parts(home, odd, 1, resource) };
+    table.failed("parts that are not aligned", made);
     let other = simulated(SimConfig::default().ordinal(1)).0;
-    let resource = Arc::new(CudaResource::new(&other));
+    let resource = CudaResource::new(&other);
     let block = DeviceBlock::new(0x700, 64, 0x700);
-    let parts = DeviceVecParts { stream, block, length: 1, resource };
     // SAFETY: refused before the block is used.
-    table.failed("parts of two devices", unsafe { DeviceVec::<u64>::from_raw_parts(parts) });
+    let made = unsafe { DeviceVec::<u64>::from_raw_parts(stream, block, 1, resource) };
+    table.failed("parts of two devices", made);
 }
 
 const SCALE: &str = ".version 6.4\n.target sm_50\n.address_size 64\n\

@@ -2,8 +2,7 @@
 
 use crate::fixture::Fixture;
 use aquifer::{
-    DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Result, Stream,
-    container::DeviceVecParts, mr::DEFAULT_ALIGNMENT,
+    DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Result, Stream, mr::DEFAULT_ALIGNMENT,
 };
 use std::sync::Arc;
 
@@ -87,12 +86,11 @@ impl Held {
             return Self { block, stream, tag };
         }
         let length = block.bytes();
-        let parts =
-            DeviceVecParts { stream: stream.clone(), block, length, resource: resource.clone() };
+        let (home, resource) = (stream.clone(), resource.clone());
         // SAFETY: the block is live and its resource's, and all its work is on this stream.
-        let mut vec = unsafe { DeviceVec::from_raw_parts(parts).unwrap() };
+        let mut vec = unsafe { DeviceVec::from_raw_parts(home, block, length, resource).unwrap() };
         body(&mut vec);
-        Self { block: vec.into_raw_parts().unwrap().block, stream, tag }
+        Self { block: vec.into_raw_parts().unwrap().1, stream, tag }
     }
 
     /// Its work goes on on another stream.

@@ -3,7 +3,7 @@
 use crate::KIB;
 use crate::fixture::{Fixture, each};
 use aquifer::bytemuck::Pod;
-use aquifer::{DeviceBuffer, DeviceScalar, DeviceVec, Stream, container::DeviceBox};
+use aquifer::{DeviceBuffer, DeviceScalar, DeviceVec, Stream};
 
 #[test]
 fn every_container_lives_in_memory_of_every_resource() {
@@ -13,8 +13,6 @@ fn every_container_lives_in_memory_of_every_resource() {
         assert_eq!(vec.to_vec().unwrap(), [1, 2, 3]);
         let scalar = DeviceScalar::new_in(&stream, -0.0_f64, resource()).unwrap();
         assert!(scalar.value().unwrap().is_sign_negative());
-        let boxed = DeviceBox::<[u16]>::from_slice_in(&stream, &[5; 100], resource()).unwrap();
-        assert_eq!(boxed.to_vec().unwrap(), [5; 100]);
         let buffer = DeviceBuffer::from_slice_in(&stream, &[9_u8; 100], resource()).unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [9; 100]);
     });

@@ -576,7 +576,7 @@ fn clones_stand_for_each_other_and_others_do_not() {
 }
 
 #[test]
-fn memory_that_the_host_reaches_is_reached_through_the_adaptors() {
+fn memory_that_the_host_reaches_is_reached_through_the_upstream_of_adaptors() {
     use aquifer::mr::HostAccessible;
     let device = support::device();
     let stream = device.new_stream().unwrap();
@@ -585,7 +585,8 @@ fn memory_that_the_host_reaches_is_reached_through_the_adaptors() {
     let aligned = AlignedAdaptor::new(limited, 512, 0).unwrap();
     let adaptor = FailureCallbackAdaptor::new(aligned, |_| false);
     let block = adaptor.allocate(&stream, layout(4)).unwrap();
-    let pointer = adaptor.host_pointer(&block).cast::<u32>();
+    let pinned = adaptor.upstream().upstream().upstream();
+    let pointer = pinned.host_pointer(&block).cast::<u32>();
     // SAFETY: four bytes of the host's, aligned, and no device work touches them.
     unsafe {
         pointer.write(7);

@@ -5,7 +5,6 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
     PoolResource, Result, Stream,
-    container::DeviceVecParts,
     mr::{AsyncResource, ManagedResource},
 };
 use kernels::{add_one, kind};
@@ -30,14 +29,11 @@ fn words(stream: &Stream, pool: &Pool) -> Result<DeviceVec<u32>> {
 
 /// Work that a guard for `stream` allows, by its address.
 fn work_at(address: u64, vec: &DeviceVec<u32>, stream: &Stream) {
-    let parts = DeviceVecParts {
-        stream: stream.clone(),
-        block: DeviceBlock::new(address, vec.size_in_bytes(), 0),
-        length: vec.len(),
-        resource: vec.resource().clone(),
-    };
+    let block = DeviceBlock::new(address, vec.size_in_bytes(), 0);
+    let resource = vec.resource().clone();
     // SAFETY: not kept: its parts are forgotten below.
-    let mut inside = unsafe { DeviceVec::from_raw_parts(parts).unwrap() };
+    let inside = unsafe { DeviceVec::from_raw_parts(stream.clone(), block, vec.len(), resource) };
+    let mut inside = inside.unwrap();
     add_one(stream, &mut inside).unwrap();
     std::mem::forget(inside);
 }

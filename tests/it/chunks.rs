@@ -8,7 +8,6 @@ use aquifer::sim::{Schedule, SimConfig, Violation};
 use aquifer::{
     CudaResource, Device, DeviceVec, ErrorKind, HostArgs, Kernel, LaunchConfig, PoolResource,
     Result, Stream, Transfer,
-    container::DeviceVecParts,
     error::Refused,
     mr::AsyncResource,
     pinned::{HostBuffer, HostChunk, PinnedResource, Registered},
@@ -381,9 +380,9 @@ fn chunks_that_grow_or_are_taken_apart_give_the_block_back() {
     let mut chunks = vec.into_chunks(100).unwrap();
     chunks[0].resize(1000, 3).unwrap();
     assert_eq!(simulator.live_blocks(), 2);
-    let parts = chunks.pop().unwrap().into_raw_parts().unwrap();
+    let (home, block, length, resource) = chunks.pop().unwrap().into_raw_parts().unwrap();
     // SAFETY: the parts of a vector, put together once.
-    chunks.push(unsafe { DeviceVec::from_raw_parts(parts) }.unwrap());
+    chunks.push(unsafe { DeviceVec::from_raw_parts(home, block, length, resource) }.unwrap());
     let clone = chunks[1].try_clone().unwrap();
     assert_eq!(clone.to_vec().unwrap(), [0; 100]);
     assert_eq!(chunks[1].slice(10..20).unwrap().to_vec().unwrap(), [0; 10]);
@@ -595,11 +594,11 @@ fn a_chunk_that_no_stream_was_ordered_for_is_reported() {
     assert_eq!(simulator.take_reports()[0].kind(), Violation::UninitializedRead);
 
     chunks[0].fill(2).unwrap();
-    let DeviceVecParts { block, length, resource, .. } =
-        chunks.swap_remove(0).into_raw_parts().unwrap();
-    let parts = DeviceVecParts { stream: other.clone(), block, length, resource };
+    let (_, block, length, resource) = chunks.swap_remove(0).into_raw_parts().unwrap();
+    let stray = other.clone();
     // SAFETY: wrong on purpose: `other` is in no order with the fill.
-    let raced = unsafe { DeviceVec::<u32>::from_raw_parts(parts) }.unwrap();
+    let raced =
+        unsafe { DeviceVec::<u32>::from_raw_parts(stray, block, length, resource) }.unwrap();
     assert!(raced.to_vec().is_err());
     assert_eq!(simulator.take_reports()[0].kind(), Violation::UnorderedAccess);
 }

@@ -5,7 +5,6 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceScalar, DeviceVec,
     ErrorKind, PoolResource, Result, Stream,
-    container::DeviceBox,
     mr::{ManagedResource, OnStream, PolymorphicAllocator},
     stream::StreamPool,
 };
@@ -27,7 +26,6 @@ struct All {
     vec: DeviceVec<u32>,
     buffer: DeviceBuffer,
     scalar: DeviceScalar<u32>,
-    boxed: DeviceBox<[u32]>,
 }
 
 impl All {
@@ -36,16 +34,14 @@ impl All {
             vec: DeviceVec::from_slice_in(stream, &[1, 1], resource.clone()).unwrap(),
             buffer: DeviceBuffer::from_slice_in(stream, &[1, 0, 0, 0], resource.clone()).unwrap(),
             scalar: DeviceScalar::new_in(stream, 1, resource.clone()).unwrap(),
-            boxed: DeviceBox::from_slice_in(stream, &[1, 1, 1], resource.clone()).unwrap(),
         }
     }
 
-    fn move_to(&mut self, stream: &Stream) -> [Result<()>; 4] {
+    fn move_to(&mut self, stream: &Stream) -> [Result<()>; 3] {
         [
             self.vec.set_stream(stream),
             self.buffer.set_stream(stream),
             self.scalar.set_stream(stream),
-            self.boxed.set_stream(stream),
         ]
     }
 
@@ -54,14 +50,12 @@ impl All {
         kernels::add_one(stream, &mut self.vec).unwrap();
         kernels::add_one(stream, &mut self.buffer.view_mut::<u32>().unwrap()).unwrap();
         kernels::add_one(stream, &mut self.scalar).unwrap();
-        kernels::add_one(stream, &mut self.boxed).unwrap();
     }
 
     fn are(&self, wanted: u32) {
         assert_eq!(self.vec.to_vec().unwrap(), [wanted; 2]);
         assert_eq!(self.buffer.view::<u32>().unwrap().to_vec().unwrap(), [wanted]);
         assert_eq!(self.scalar.value().unwrap(), wanted);
-        assert_eq!(self.boxed.to_vec().unwrap(), [wanted; 3]);
     }
 }
 
@@ -96,7 +90,7 @@ fn a_read_or_a_drop_in_a_capture_does_not_harm_it() {
         simulator.start_capture(&home).unwrap();
         assert_eq!(kind(all.scalar.value()), ErrorKind::Capture);
         assert_eq!(kind(all.buffer.to_vec()), ErrorKind::Capture);
-        assert_eq!(kind(all.boxed.to_vec()), ErrorKind::Capture);
+        assert_eq!(kind(all.vec.to_vec()), ErrorKind::Capture);
         drop(all);
         assert!(simulator.stop_capture(&home), "the graph is lost to {resource:?}");
     }
@@ -162,14 +156,14 @@ fn sizes_and_types_that_cannot_be_are_errors() {
         ErrorKind::InvalidArgument
     );
     for length in [0, 1, usize::MAX] {
-        let boxed = DeviceBox::<[Nothing]>::zeroed_in(&stream, length, plain.clone());
-        assert_eq!(kind(boxed), ErrorKind::InvalidArgument);
+        let vec = DeviceVec::<Nothing>::zeroed_in(&stream, length, plain.clone());
+        assert_eq!(kind(vec), ErrorKind::InvalidArgument);
     }
     let words = PolymorphicAllocator::<u64>::new_in(plain.clone());
     for count in [usize::MAX, usize::MAX / 8 + 1, isize::MAX as usize / 8 + 1] {
         assert_eq!(kind(words.allocate(count, &stream)), ErrorKind::InvalidArgument, "{count}");
-        let boxed = DeviceBox::<[u64]>::zeroed_in(&stream, count, plain.clone());
-        assert_eq!(kind(boxed), ErrorKind::InvalidArgument, "{count}");
+        let vec = DeviceVec::<u64>::zeroed_in(&stream, count, plain.clone());
+        assert_eq!(kind(vec), ErrorKind::InvalidArgument, "{count}");
     }
     // No bytes, and more alignment than any memory has: until there are bytes.
     let wide = DeviceLayout::with_alignment(0, 1 << 40).unwrap();

@@ -9,7 +9,6 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceBuffer, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
     PoolResource, Stream,
-    container::DeviceVecParts,
     error::Refused,
     mr::{ManagedResource, current_device_resource},
 };
@@ -335,10 +334,9 @@ fn memory_that_lies_badly_is_refused_and_comes_back() {
     let block = plain.allocate(&stream, layout).unwrap();
     let (token, whole) = (block.token(), block.address());
     let block = aquifer::DeviceBlock::new(whole + 8, 512, token);
-    let resource: Arc<dyn DeviceResource> = Arc::new(plain);
-    let parts = DeviceVecParts { stream: stream.clone(), block, length: 64, resource };
     // SAFETY: the last bytes of a block of this resource, found again by its token.
-    let vec = unsafe { DeviceVec::<u64>::from_raw_parts(parts).unwrap() };
+    let vec =
+        unsafe { DeviceVec::<u64>::from_raw_parts(stream.clone(), block, 64, plain).unwrap() };
     let mut buffer = DeviceBuffer::from(vec);
     assert_eq!(buffer.alignment(), 8, "as it is found");
     assert_eq!(kind(buffer.view::<Wide>()), ErrorKind::InvalidArgument);

@@ -6,7 +6,7 @@ use aquifer::sim::Report;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     CudaResource, DeviceBlock, DeviceResource, DeviceVec, ErrorKind, PinnedAlloc,
-    container::DeviceVecParts, mr::current_device_resource,
+    mr::current_device_resource,
 };
 use bytemuck::Pod;
 use kernels::{add_one, kind};
@@ -116,10 +116,10 @@ fn an_empty_vector_takes_no_memory_and_every_method_works_on_it() {
     let vec = vec.cast::<u64>().unwrap();
     assert_eq!(vec.to_vec().unwrap(), []);
     assert!(vec.to_vec_in(PinnedAlloc).unwrap().is_empty());
-    let parts = vec.into_raw_parts().unwrap();
-    assert!(parts.block.is_empty());
+    let (home, block, length, resource) = vec.into_raw_parts().unwrap();
+    assert!(block.is_empty());
     // SAFETY: the parts of a vector, put together once.
-    let vec = unsafe { DeviceVec::<u64>::from_raw_parts(parts).unwrap() };
+    let vec = unsafe { DeviceVec::<u64>::from_raw_parts(home, block, length, resource).unwrap() };
     assert_eq!(vec.capacity(), 0);
     if let Some(simulator) = device.simulator() {
         assert_eq!(simulator.live_blocks(), 0);
@@ -316,14 +316,10 @@ fn a_cast_keeps_the_bytes_and_frees_what_was_allocated() {
 
 /// A block of `vec`'s memory that begins `skip` bytes into it, at home on its stream.
 fn alias<T: Pod>(vec: &DeviceVec<u8>, skip: u64, length: usize) -> Result<(), ErrorKind> {
-    let parts = DeviceVecParts {
-        stream: vec.stream().clone(),
-        block: DeviceBlock::new(vec.as_device_ptr() + skip, vec.len() - skip as usize, 0),
-        length,
-        resource: vec.resource().clone(),
-    };
+    let (stream, resource) = (vec.stream().clone(), vec.resource().clone());
+    let block = DeviceBlock::new(vec.as_device_ptr() + skip, vec.len() - skip as usize, 0);
     // SAFETY: nothing uses the alias; it is taken apart again, so `vec` alone frees the memory.
-    match unsafe { DeviceVec::<T>::from_raw_parts(parts) } {
+    match unsafe { DeviceVec::<T>::from_raw_parts(stream, block, length, resource) } {
         Ok(alias) => {
             let _ = alias.into_raw_parts().unwrap();
             Ok(())
@@ -338,11 +334,10 @@ fn parts_make_the_vector_again_and_parts_that_do_not_fit_are_refused() {
     let stream = device.new_stream().unwrap();
     let vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3]).unwrap();
     let address = vec.as_device_ptr();
-    let parts = vec.into_raw_parts().unwrap();
-    assert_eq!((parts.length, parts.block.address()), (3, address));
-    assert_eq!(parts.stream, stream);
+    let (home, block, length, resource) = vec.into_raw_parts().unwrap();
+    assert_eq!((&home, block.address(), length), (&stream, address, 3));
     // SAFETY: the parts of a vector, put together once.
-    let vec = unsafe { DeviceVec::<u32>::from_raw_parts(parts).unwrap() };
+    let vec = unsafe { DeviceVec::<u32>::from_raw_parts(home, block, length, resource).unwrap() };
     assert_eq!(vec.to_vec().unwrap(), [1, 2, 3]);
 
     let bytes = DeviceVec::<u8>::zeroed(&stream, 16).unwrap();
@@ -359,14 +354,10 @@ fn an_alignment_that_the_memory_lacks_refuses_a_cast() {
     let device = support::device();
     let stream = device.new_stream().unwrap();
     let whole = DeviceVec::<u8>::zeroed(&stream, 17).unwrap();
-    let parts = DeviceVecParts {
-        stream: stream.clone(),
-        block: DeviceBlock::new(whole.as_device_ptr() + 1, 16, 0),
-        length: 16,
-        resource: whole.resource().clone(),
-    };
+    let block = DeviceBlock::new(whole.as_device_ptr() + 1, 16, 0);
+    let resource = whole.resource().clone();
     // SAFETY: `whole` is not used while this lives, and frees the memory alone.
-    let odd = unsafe { DeviceVec::<u8>::from_raw_parts(parts).unwrap() };
+    let odd = unsafe { DeviceVec::<u8>::from_raw_parts(stream, block, 16, resource).unwrap() };
     let refused = odd.cast::<u32>().unwrap_err();
     let (error, odd) = (refused.error, refused.value);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);

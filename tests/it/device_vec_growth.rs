@@ -222,6 +222,28 @@ fn a_driver_call_that_fails_leaves_the_length_as_it_was() {
     assert_eq!(simulator.live_blocks(), 0, "the new blocks of failed moves are freed");
 }
 
+#[test]
+fn a_shrink_without_memory_leaves_the_vector_as_it_was() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let plain = Arc::new(CudaResource::new(&device));
+    let mut vec = DeviceVec::from_slice_in(&stream, &[1_u8, 2], plain).unwrap();
+    vec.reserve_exact(100).unwrap();
+    let before = (vec.as_device_ptr(), vec.len(), vec.capacity());
+    simulator.fail_call("cuMemAlloc", 1, 2).unwrap();
+    assert_eq!(kind(vec.shrink_to_fit()), ErrorKind::OutOfMemory);
+    assert_eq!((vec.as_device_ptr(), vec.len(), vec.capacity()), before);
+    vec.shrink_to_fit().unwrap();
+    assert_ne!(vec.as_device_ptr(), before.0, "it moves");
+    assert_eq!((vec.capacity(), vec.to_vec().unwrap()), (2, vec![1, 2]));
+    let address = vec.as_device_ptr();
+    vec.shrink_to_fit().unwrap();
+    assert_eq!(vec.as_device_ptr(), address, "a full one stays");
+    drop(vec);
+    assert_eq!(simulator.live_blocks(), 0);
+    simulator.check().unwrap();
+}
+
 /// Fills whole vectors, parts of them and tails with `values`.
 fn fills<T: Pod + PartialEq + Debug>(values: [T; 3]) {
     let device = support::device();

@@ -218,9 +218,9 @@ impl Machine {
             Step::RawParts => {
                 let empty = DeviceVec::new_in(&self.streams[0], self.resource.clone())?;
                 let vec = std::mem::replace(&mut self.vec, empty);
-                let parts = vec.into_raw_parts()?;
+                let (stream, block, length, resource) = vec.into_raw_parts()?;
                 // SAFETY: the parts of a vector, put together once.
-                self.vec = unsafe { DeviceVec::from_raw_parts(parts)? };
+                self.vec = unsafe { DeviceVec::from_raw_parts(stream, block, length, resource)? };
             }
             Step::Cast => {
                 let empty = DeviceVec::new_in(&self.streams[0], self.resource.clone())?;

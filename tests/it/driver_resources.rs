@@ -7,8 +7,7 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
     mr::{
-        AsyncResource, HostAccessible, HostComplete, ManagedResource, OnStream, PrefetchAdaptor,
-        SystemResource,
+        AsyncResource, HostAccessible, ManagedResource, OnStream, PrefetchAdaptor, SystemResource,
     },
     pinned::{PinnedPool, PinnedResource, PolymorphicHostAllocator},
 };
@@ -89,17 +88,13 @@ fn the_hosts_collections_live_in_managed_memory() {
         let block = managed.allocate(&stream, layout).unwrap();
         let pointer = managed.host_pointer(&block);
         assert!(block.address().is_multiple_of(alignment as u64));
-        let parts = aquifer::container::DeviceVecParts {
-            stream: stream.clone(),
-            length: block.bytes(),
-            block,
-            resource: Arc::new(managed.clone()) as Arc<dyn DeviceResource>,
-        };
+        let (home, length, resource) = (stream.clone(), block.bytes(), managed.clone());
         // SAFETY: the block is live and the resource's, and all its work is on this stream.
-        let mut vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts).unwrap() };
+        let vec = unsafe { DeviceVec::<u8>::from_raw_parts(home, block, length, resource) };
+        let mut vec = vec.unwrap();
         vec.fill(7).unwrap();
         stream.synchronize().unwrap();
-        let block = vec.into_raw_parts().unwrap().block;
+        let (_, block, ..) = vec.into_raw_parts().unwrap();
         // SAFETY: the block is live for its 1000 bytes, and the fill is complete.
         unsafe {
             assert_eq!(pointer.add(999).read(), 7);
@@ -423,14 +418,10 @@ fn ordinary_memory_is_read_where_it_lies() {
         let pointer = system.host_pointer(&block);
         // SAFETY: the block's thousand bytes, which nothing else uses.
         unsafe { pointer.write_bytes(3, 1000) };
-        let parts = aquifer::container::DeviceVecParts {
-            stream: stream.clone(),
-            length: 1000,
-            block,
-            resource: Arc::new(system.clone()) as Arc<dyn DeviceResource>,
-        };
+        let (home, resource) = (stream.clone(), system.clone());
         // SAFETY: the block is live and the resource's, and all its work is on this stream.
-        let mut vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts).unwrap() };
+        let vec = unsafe { DeviceVec::<u8>::from_raw_parts(home, block, 1000, resource) };
+        let mut vec = vec.unwrap();
         assert_eq!(vec.get(999).unwrap(), 3);
         vec.fill(4).unwrap();
         stream.synchronize().unwrap();

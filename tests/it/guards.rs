@@ -9,9 +9,7 @@
 
 use crate::{kernels, support};
 use aquifer::sim::{SimConfig, Simulator, Violation};
-use aquifer::{
-    DeviceBlock, DeviceVec, ErrorKind, Stream, container::DeviceVecParts, mr::AsyncResource,
-};
+use aquifer::{DeviceBlock, DeviceVec, ErrorKind, Stream, mr::AsyncResource};
 use kernels::{add_one, copy, kind};
 use std::sync::Arc;
 
@@ -26,14 +24,10 @@ fn event_calls(simulator: &Simulator) -> u64 {
 /// `vec`'s memory at home on `stream`, behind the vector's back: what a program does that gets the
 /// order wrong. To be given to [`gone`].
 fn behind_its_back(vec: &DeviceVec<u32>, stream: &Stream) -> DeviceVec<u32> {
-    let parts = DeviceVecParts {
-        stream: stream.clone(),
-        block: DeviceBlock::new(vec.as_device_ptr(), vec.size_in_bytes(), 0),
-        length: vec.len(),
-        resource: vec.resource().clone(),
-    };
+    let block = DeviceBlock::new(vec.as_device_ptr(), vec.size_in_bytes(), 0);
+    let resource = vec.resource().clone();
     // SAFETY: not kept, on purpose: the simulated device has to notice.
-    unsafe { DeviceVec::from_raw_parts(parts).unwrap() }
+    unsafe { DeviceVec::from_raw_parts(stream.clone(), block, vec.len(), resource).unwrap() }
 }
 
 /// Lets go of an alias without freeing what it never owned.
@@ -323,9 +317,9 @@ fn a_vector_that_stays_home_makes_no_event_call() {
     copy(&stream, &clone, &mut vec).unwrap();
     assert_eq!(vec.to_vec().unwrap(), [5; 1001]);
     vec.shrink_to_fit().unwrap();
-    let parts = vec.cast::<[u8; 4]>().unwrap().into_raw_parts().unwrap();
+    let (home, block, length, resource) = vec.cast::<[u8; 4]>().unwrap().into_raw_parts().unwrap();
     // SAFETY: the parts of a vector, put together once.
-    drop(unsafe { DeviceVec::<u32>::from_raw_parts(parts).unwrap() });
+    drop(unsafe { DeviceVec::<u32>::from_raw_parts(home, block, length, resource).unwrap() });
     drop(clone);
     stream.synchronize().unwrap();
     assert_eq!(event_calls(&simulator), before);

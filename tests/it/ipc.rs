@@ -170,9 +170,10 @@ fn a_vector_outlives_its_handle_its_stream_and_its_device() {
     // Its parts, dropped, leak it as well.
     drop(open::<u8>(&handle, &stream).unwrap().into_raw_parts().unwrap());
     assert_eq!(handle.openings(&device), 2);
-    let parts = open::<u8>(&handle, &stream).unwrap().into_raw_parts().unwrap();
+    let (home, block, length, resource) =
+        open::<u8>(&handle, &stream).unwrap().into_raw_parts().unwrap();
     // SAFETY: the parts of a vector, put together once.
-    drop(unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap());
+    drop(unsafe { DeviceVec::<u8>::from_raw_parts(home, block, length, resource) }.unwrap());
     assert_eq!(handle.openings(&device), 2);
     assert_eq!(simulator.call_count("cuIpcCloseMemHandle"), 0);
     simulator.check().unwrap();
@@ -454,14 +455,9 @@ fn uses_that_break_the_contract_are_reported() {
     drop(shared);
     let resource = CudaResource::new(&device);
     let block = DeviceBlock::new(address, 100, 0);
-    let parts = aquifer::container::DeviceVecParts {
-        stream: other.clone(),
-        block,
-        length: 100,
-        resource: Arc::new(resource),
-    };
     // SAFETY: the simulated device reports the use.
-    let wild = unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap();
+    let wild = unsafe { DeviceVec::<u8>::from_raw_parts(other.clone(), block, 100, resource) };
+    let wild = wild.unwrap();
     let _ = wild.to_vec();
     assert_eq!(simulator.take_reports()[0].kind(), Violation::UseAfterFree);
     std::mem::forget(wild);

@@ -425,7 +425,7 @@ fn clones_are_one_adaptor_and_another_is_another() {
     assert_eq!(one.device(), &*device);
     let block = one.allocate(&stream, layout(1024)).unwrap();
     // SAFETY: the block is live, and no device work uses it.
-    unsafe { one.host_pointer(&block).write(7) };
+    unsafe { one.upstream().host_pointer(&block).write(7) };
     drop(one);
     // SAFETY: of this resource by a clone; nothing uses it.
     unsafe { clone.deallocate(&stream, block) };

@@ -21,7 +21,6 @@ mod cubins;
 mod cudarc_on_gpu;
 mod data_handlers;
 mod device;
-mod device_box;
 mod device_buffer;
 mod device_copies;
 mod device_lost;

@@ -39,11 +39,10 @@ fn with_vec(
 ) -> DeviceBlock {
     let length = block.bytes();
     let (stream, resource) = (stream.clone(), resource.clone());
-    let parts = aquifer::container::DeviceVecParts { stream, block, length, resource };
     // SAFETY: the block is live and its resource's, and all its work is on this stream.
-    let mut vec = unsafe { DeviceVec::from_raw_parts(parts).unwrap() };
+    let mut vec = unsafe { DeviceVec::from_raw_parts(stream, block, length, resource).unwrap() };
     body(&mut vec);
-    vec.into_raw_parts().unwrap().block
+    vec.into_raw_parts().unwrap().1
 }
 
 #[test]

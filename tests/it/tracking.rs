@@ -3,9 +3,7 @@
 use crate::{log, support};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
-    PoolResource, Result, Stream,
-    mr::{HostAccessible, TrackingAdaptor},
-    pinned::PinnedResource,
+    PoolResource, Result, Stream, mr::TrackingAdaptor,
 };
 use log::Log;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -337,16 +335,6 @@ fn failures_and_empty_blocks_are_not_listed() {
     assert_eq!(counts(&tracking), (0, 0));
     free(&tracking, &stream, empty);
     assert_eq!(tracking.unknown_frees(), 0);
-}
-
-#[test]
-fn the_host_reaches_what_it_reached_before() {
-    let device = support::device();
-    let stream = device.new_stream().unwrap();
-    let tracking = TrackingAdaptor::new(PinnedResource::new(&device).unwrap());
-    let block = take(&tracking, &stream);
-    assert_eq!(tracking.host_pointer(&block), tracking.upstream().host_pointer(&block));
-    free(&tracking, &stream, block);
 }
 
 /// One block, handed out again the moment it is back; then the free waits to be let go.

@@ -356,9 +356,9 @@ fn memory_that_is_taken_back_too_early_is_reported() {
     adaptor.register_with(&idle[0]).unwrap();
     let mut vec = DeviceVec::<f32>::zeroed_in(&streams[0], 10, adaptor.clone()).unwrap();
     ranks[0].all_reduce_in_place(&mut vec, ReduceOp::Sum).unwrap();
-    let parts = vec.into_raw_parts().unwrap();
+    let (_, block, ..) = vec.into_raw_parts().unwrap();
     // Wrong on purpose: neither this stream nor this rank waits for the collective.
-    support::free(&adaptor, &others[0], parts.block);
+    support::free(&adaptor, &others[0], block);
     let reports = both.simulators[0].take_reports();
     // Nothing is to wait for the other rank, which never calls.
     ranks.iter().for_each(Communicator::abort);

@@ -11,7 +11,6 @@ use aquifer::{
     Communicator, CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Stream,
     collective::{CommunicatorId, Group, ReduceOp, RegisteringAdaptor},
 };
-use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
@@ -502,16 +501,10 @@ fn memory_that_is_freed_is_reported_and_brings_nothing() {
     let plain = CudaResource::new(&both.one);
     let mut data = vectors::<f32>(&streams, [&[1.0; 4], &[2.0; 4]]);
     let gone = DeviceVec::from_slice_in(&streams[0], &[1.0_f32; 4], plain.clone()).unwrap();
+    let block = aquifer::DeviceBlock::new(gone.as_device_ptr(), 16, gone.as_device_ptr());
     // SAFETY: wrong on purpose: another vector of the same memory, which is freed first.
-    let mut stolen = unsafe {
-        DeviceVec::<f32>::from_raw_parts(aquifer::container::DeviceVecParts {
-            stream: streams[0].clone(),
-            block: aquifer::DeviceBlock::new(gone.as_device_ptr(), 16, gone.as_device_ptr()),
-            length: 4,
-            resource: Arc::new(plain),
-        })
-        .unwrap()
-    };
+    let stolen = unsafe { DeviceVec::<f32>::from_raw_parts(streams[0].clone(), block, 4, plain) };
+    let mut stolen = stolen.unwrap();
     drop(gone);
     let mut group = Group::new();
     group.all_reduce_in_place(&ranks[0], &mut stolen, ReduceOp::Sum).unwrap();

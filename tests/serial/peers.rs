@@ -263,16 +263,11 @@ fn an_unordered_use_across_devices_is_reported() {
         let mut vec = DeviceVec::<u32>::zeroed_in(&here, 100, resource).unwrap();
         vec.fill(1).unwrap();
         let mut copy = DeviceVec::<u32>::zeroed(&there, 100).unwrap();
+        let block = aquifer::DeviceBlock::new(vec.as_device_ptr(), 400, 0);
+        let (home, resource) = (there.clone(), CudaResource::new(&both.two));
         // SAFETY: wrong on purpose: the address is used on a stream that waits for nothing.
-        let stolen = unsafe {
-            DeviceVec::<u32>::from_raw_parts(aquifer::container::DeviceVecParts {
-                stream: there.clone(),
-                block: aquifer::DeviceBlock::new(vec.as_device_ptr(), 400, 0),
-                length: 100,
-                resource: Arc::new(CudaResource::new(&both.two)),
-            })
-            .unwrap()
-        };
+        let stolen = unsafe { DeviceVec::<u32>::from_raw_parts(home, block, 100, resource) };
+        let stolen = stolen.unwrap();
         kernels::copy(&there, &stolen, &mut copy).unwrap();
         std::mem::forget(stolen);
         let _ = there.synchronize();

@@ -5,8 +5,8 @@ use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceResource, DeviceVec,
     mr::{
-        WithDeviceResource, current_device_resource, reset_current_device_resource,
-        set_current_device_resource, with_device_resource,
+        current_device_resource, reset_current_device_resource, set_current_device_resource,
+        with_device_resource, with_device_resource_async,
     },
 };
 use std::future::Future;
@@ -223,7 +223,7 @@ fn poll(task: &mut Task<'_>) -> Poll<()> {
 
 /// Looks at what is current three times, and lets others run between.
 fn task(resource: &Arc<dyn DeviceResource>) -> Task<'_> {
-    Box::pin(WithDeviceResource::new(resource.clone(), async move {
+    Box::pin(with_device_resource_async(resource.clone(), async move {
         for _ in 0..3 {
             is_current(resource);
             Turn::default().await;
@@ -279,14 +279,13 @@ fn scopes_of_tasks_and_calls_nest() {
     let device = support::device();
     let default = current_device_resource(&device).unwrap();
     let (one, two, three) = (plain(&device), plain(&device), plain(&device));
-    let inner = WithDeviceResource::new(two.clone(), async {
+    let inner = with_device_resource_async(two.clone(), async {
         is_current(&two);
         with_device_resource(three.clone(), || is_current(&three));
         Turn::default().await;
         is_current(&two);
     });
-    assert!(Arc::ptr_eq(inner.resource(), &two));
-    let mut outer: Task<'_> = Box::pin(WithDeviceResource::new(one.clone(), async {
+    let mut outer: Task<'_> = Box::pin(with_device_resource_async(one.clone(), async {
         is_current(&one);
         inner.await;
         is_current(&one);
@@ -307,7 +306,7 @@ fn a_task_that_unwinds_leaves_its_scope() {
     let _alone = alone();
     let device = support::device();
     let default = current_device_resource(&device).unwrap();
-    let mut task: Task<'_> = Box::pin(WithDeviceResource::new(plain(&device), async {
+    let mut task: Task<'_> = Box::pin(with_device_resource_async(plain(&device), async {
         std::panic::resume_unwind(Box::new(()))
     }));
     assert!(catch_unwind(AssertUnwindSafe(|| poll(&mut task))).is_err());

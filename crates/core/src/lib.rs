@@ -77,11 +77,11 @@ pub mod mr {
 
     pub use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
     pub use crate::resource::{
-        CudaResource, DeviceBlock, DeviceResource, Failure, Handles, HostAccessible, HostComplete,
-        MissPolicy, MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
-        ResourceId, VirtualResource, WithDeviceResource, current_device_resource,
-        default_device_pool, reset_current_device_resource, set_current_device_resource,
-        with_device_resource,
+        CudaResource, DeviceBlock, DeviceResource, Failure, Handles, HostAccessible, MissPolicy,
+        MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics, ResourceId,
+        VirtualResource, current_device_resource, default_device_pool,
+        reset_current_device_resource, set_current_device_resource, with_device_resource,
+        with_device_resource_async,
     };
 }
 

@@ -5,7 +5,7 @@ use crate::error::{Result, ensure};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::managed::ManagedResource;
 use crate::resource::block::DeviceBlock;
-use crate::resource::device_resource::{DeviceResource, HostAccessible, HostComplete};
+use crate::resource::device_resource::{DeviceResource, HostAccessible};
 use crate::resource::impls::{debug_struct, equal_by_identity, forward};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -101,17 +101,14 @@ unsafe impl DeviceResource for ManagedAlloc {
     }
 }
 
-// SAFETY: managed memory has one address for both sides; `ManagedResource::allocator` has checked that
-// the host may use it at any time.
+// SAFETY: no work touches new managed memory, which the host may use; a block's free waits for its stream.
 unsafe impl HostAccessible for ManagedAlloc {
+    // Managed memory has one address for both sides.
     fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
         block.host_pointer()
     }
-}
 
-// SAFETY: `cuMemAllocManaged` hands out memory that no work touches, and a block goes back to the
-// driver when its stream is complete. A block's token is its address, or in `bases`.
-unsafe impl HostComplete for ManagedAlloc {
+    // A block's token is its address, or in `bases`.
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
         let address = pointer.expose_provenance().get() as u64;
         // In the child of a fork nothing is freed, and the lock may be held for good.

@@ -10,7 +10,7 @@ use crate::inside::{DeviceInside, StreamInside};
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, impossible};
 use crate::resource::block::DeviceBlock;
 use crate::resource::cuda::{report_failed_free, report_leak};
-use crate::resource::device_resource::{DeviceResource, HostAccessible};
+use crate::resource::device_resource::DeviceResource;
 use crate::resource::identity::ResourceId;
 use crate::resource::impls::{equal_by_identity, setters};
 use crate::stream::Stream;
@@ -113,6 +113,15 @@ impl SystemResource {
     /// The options, as [`new`](Self::new) sets them.
     pub fn builder(device: &Device) -> SystemOptions {
         SystemOptions { device: device.clone(), headroom: None }
+    }
+
+    /// The host's address of a block's first byte. Dangling, and aligned, for an empty block.
+    ///
+    /// The pointer is valid for the block's bytes until the block is deallocated. The host may read what the device
+    /// has written when that work is complete, and write what no work in flight uses. So synchronize with each stream
+    /// that uses the block first. A new block has no such work.
+    pub fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
+        block.host_pointer()
     }
 
     /// A new block. If there is none, waits for the stream and collects what was freed on it.
@@ -288,12 +297,5 @@ unsafe impl DeviceResource for SystemResource {
             Ok(()) => drop(memory),
             Err(error) => memory.leak(&error),
         });
-    }
-}
-
-// SAFETY: the address is the host's own.
-unsafe impl HostAccessible for SystemResource {
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        block.host_pointer()
     }
 }

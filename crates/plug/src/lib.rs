@@ -38,9 +38,9 @@ use crate as nbep7;
 use crate as nep49;
 
 pub use data_handler::{
-    DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler, WithDataHandler,
+    DataAlloc, DataHandler, HandlerFunctions, RawDataAllocator, RawDataHandler,
     current_data_handler, data_handler_name, data_handler_version, set_data_handler,
-    with_data_handler,
+    with_data_handler, with_data_handler_async,
 };
 pub use host_only::{DeviceMemoryManager, HostOnly};
 pub use memory_manager::{HostAllocFlags, INTERFACE_VERSION, MemoryManager};

@@ -36,7 +36,7 @@ fn open_by<M: MemoryManager + 'static>(
 /// | what | takes memory from |
 /// |---|---|
 /// | a container that names a resource (`*_in`) | that resource |
-/// | inside of [`with_device_resource`](crate::mr::with_device_resource), or of a [`WithDeviceResource`](crate::mr::WithDeviceResource) | the scope's resource |
+/// | inside of [`with_device_resource`](crate::mr::with_device_resource), or of a future of [`with_device_resource_async`](crate::mr::with_device_resource_async) | the scope's resource |
 /// | after [`set_current_device_resource`](crate::mr::set_current_device_resource) | that resource |
 /// | any other container | the manager; without one the device's [default pool](crate::mr::default_device_pool) |
 /// | [`PinnedResource`](crate::pinned::PinnedResource), and [`PinnedPool`](crate::pinned::PinnedPool), [`PinnedAlloc`](crate::PinnedAlloc), [`MappedAlloc`](crate::MappedAlloc) over it | the manager's `memhostalloc`; pools by slabs |

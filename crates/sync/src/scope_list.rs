@@ -22,7 +22,9 @@ use super::{Arc, LocalKey};
 // loom models neither `Arc` nor, therefore, writes up to the drop of its last reference.
 use super::trusted::{AtomicBool, Ordering};
 use std::cell::Cell;
+use std::pin::Pin;
 use std::ptr::null;
+use std::task::{Context, Poll};
 
 /// An entered scope, in the list of the thread that entered it.
 struct Frame<T> {
@@ -132,6 +134,33 @@ impl<T: Send + Sync> EnteredScope<T> {
 impl<T: Send + Sync> Drop for EnteredScope<T> {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+/// A future that is polled in a scope of its value, on whatever thread. It is in no scope while it waits, nor as it is
+/// dropped.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct PolledInScope<T: Send + Sync + 'static, F> {
+    key: &'static ScopeKey<T>,
+    value: Arc<T>,
+    future: F,
+}
+
+impl<T: Send + Sync, F> PolledInScope<T, F> {
+    pub fn new(key: &'static ScopeKey<T>, value: Arc<T>, future: F) -> Self {
+        Self { key, value, future }
+    }
+}
+
+// No `async fn`, whose future would have the size of two of `F`.
+impl<T: Send + Sync, F: Future> Future for PolledInScope<T, F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let (key, value) = (self.key, self.value.clone());
+        // SAFETY: structural pinning: nothing moves the future, and the type has no `Drop` and no `Unpin` of its own.
+        let future = unsafe { self.map_unchecked_mut(|this| &mut this.future) };
+        ScopeList::run(key, &value, || future.poll(context))
     }
 }
 

@@ -182,9 +182,10 @@ fn vectors_of_raw_parts_grow_by_what_their_resource_knows() {
     let fixture = Fixture::new();
     let vec = fixture.grown(4);
     let pointer = vec.as_device_ptr();
+    let (home, block, length, resource) = vec.into_raw_parts().unwrap();
     // SAFETY: the parts of a vector, put together once.
-    let mut vec =
-        unsafe { DeviceVec::<u32>::from_raw_parts(vec.into_raw_parts().unwrap()) }.unwrap();
+    let vec = unsafe { DeviceVec::<u32>::from_raw_parts(home, block, length, resource) };
+    let mut vec = vec.unwrap();
     assert_eq!(vec.growth(), None);
     vec.resize(20 * GRANULE / 4, 1).unwrap();
     assert_eq!((vec.as_device_ptr(), vec.growth()), (pointer, Some(Growth::InPlace)));

@@ -384,14 +384,10 @@ fn a_use_without_an_order_is_found() {
     assert_eq!(vec.growth(), Some(Growth::InPlace));
     let stray = |address: u64| {
         let block = aquifer::DeviceBlock::new(address, 400, 0);
-        let parts = aquifer::container::DeviceVecParts {
-            stream: other.clone(),
-            block,
-            length: 100,
-            resource: std::sync::Arc::new(CudaResource::new(&fixture.device)),
-        };
+        let (home, resource) = (other.clone(), CudaResource::new(&fixture.device));
         // SAFETY: a bug that is planted.
-        let mut stray = unsafe { DeviceVec::<u32>::from_raw_parts(parts) }.unwrap();
+        let stray = unsafe { DeviceVec::<u32>::from_raw_parts(home, block, 100, resource) };
+        let mut stray = stray.unwrap();
         let _ = stray.fill(1);
         std::mem::forget(stray);
     };

@@ -3,7 +3,6 @@
 use aquifer::sim::{Report, SimConfig, Simulator, Violation};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceResource, DeviceVec, PoolResource, Result, Stream,
-    container::DeviceVecParts,
     mr::{
         AlignedAdaptor, ArenaResource, AsyncResource, BinningResource, CheckedAdaptor,
         FailureCallbackAdaptor, FixedSizeResource, LimitingAdaptor, LogFormat, LoggingAdaptor,
@@ -215,9 +214,9 @@ pub(crate) struct Alias(Option<DeviceVec<u32>>);
 pub(crate) fn alias(vec: &DeviceVec<u32>, stream: &Stream, length: usize) -> Alias {
     let block = DeviceBlock::new(vec.as_device_ptr(), length * size_of::<u32>(), 0);
     let resource = vec.resource().clone();
-    let parts = DeviceVecParts { stream: stream.clone(), block, length, resource };
     // SAFETY: it is never freed. The accesses through it are the simulated device's to judge.
-    Alias(Some(unsafe { DeviceVec::from_raw_parts(parts) }.unwrap()))
+    let alias = unsafe { DeviceVec::from_raw_parts(stream.clone(), block, length, resource) };
+    Alias(Some(alias.unwrap()))
 }
 
 impl Drop for Alias {

@@ -87,9 +87,12 @@ fn vectors_that_go_to_other_streams_are_in_order() {
                     vec.fill(1).unwrap();
                 }
                 _ => {
-                    let parts = vec.into_raw_parts().unwrap();
+                    let (home, block, length, resource) = vec.into_raw_parts().unwrap();
                     // SAFETY: the parts of a vector, put together once.
-                    vec = unsafe { aquifer::DeviceVec::from_raw_parts(parts) }.unwrap();
+                    let again = unsafe {
+                        aquifer::DeviceVec::from_raw_parts(home, block, length, resource)
+                    };
+                    vec = again.unwrap();
                     vec.fill(1).unwrap();
                 }
             }

@@ -8,12 +8,10 @@ use aquifer::sim::Violation;
 use aquifer::{
     DeviceBlock, DeviceBuffer, DeviceLayout, DeviceRead, DeviceScalar, DeviceVec, LaunchConfig,
     Result,
-    container::{DeviceBox, DeviceVecParts},
 };
 use bytemuck::Pod;
 use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 
 type Vector = DeviceVec<u32>;
 
@@ -61,10 +59,6 @@ const CALLS: &[(&str, Call)] = &[
     ("shrink_to_fit", |_, mut vec, _| {
         vec.truncate(10);
         line(here!(vec.shrink_to_fit()))
-    }),
-    ("into_boxed_slice", |_, mut vec, _| {
-        vec.truncate(10);
-        line(here!(vec.into_boxed_slice()))
     }),
     ("DeviceBuffer::copy_of_in", |fixture, vec, _| {
         let (stream, pool) = (&fixture.stream, fixture.pool.clone());
@@ -231,11 +225,6 @@ fn each_constructor_names_its_own_line() {
         made("DeviceVec<u8> of 1 element (1 byte)", unsafe {
             here!(DeviceVec::<u8>::uninit(s, 1))
         }),
-        made("DeviceBox<[u8]> of 9 elements (9 bytes)", here!(DeviceBox::<[u8]>::zeroed(s, 9))),
-        made(
-            "DeviceBox<[u8]> of 2 elements (2 bytes)",
-            here!(DeviceBox::from_slice(s, &[1_u8; 2])),
-        ),
         made(SCALAR, here!(DeviceScalar::new(s, 1_u64))),
         made(SCALAR, here!(DeviceScalar::<u64>::zeroed(s))),
         // SAFETY: never read.
@@ -254,10 +243,10 @@ fn each_constructor_names_its_own_line() {
     ];
     for (name, line, address, made) in made {
         let block = DeviceBlock::new(address, 1, 0);
-        let (stream, resource) = (fixture.stream.clone(), Arc::new(fixture.pool.clone()));
-        let parts = DeviceVecParts { stream, block, length: 1, resource };
+        let (stream, pool) = (fixture.stream.clone(), fixture.pool.clone());
         // SAFETY: it is never dropped.
-        let mut raw = ManuallyDrop::new(unsafe { DeviceVec::<u8>::from_raw_parts(parts) }.unwrap());
+        let raw = unsafe { DeviceVec::<u8>::from_raw_parts(stream, block, 1, pool) };
+        let mut raw = ManuallyDrop::new(raw.unwrap());
         drop(made);
         let (used, filled) = here!(raw.fill(1));
         filled.unwrap();

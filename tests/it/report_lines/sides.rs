@@ -9,7 +9,6 @@ use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     CudaResource, DeviceBlock, DeviceResource, DeviceVec, Error, ErrorKind, Kernel, LaunchConfig,
     PoolResource, Stream,
-    container::DeviceVecParts,
     mr::{AsyncResource, Handles, PolymorphicAllocator},
     pinned::PinnedResource,
 };
@@ -309,12 +308,12 @@ fn a_replay_names_the_captured_call_and_the_launch() {
 fn memory_of_no_vector_has_no_name() {
     let fixture = Fixture::new();
     let (_, vec) = made(&fixture);
-    let parts = vec.into_raw_parts().unwrap();
-    let (stream, block) = (&fixture.stream, copy(&parts.block));
+    let (_, block, ..) = vec.into_raw_parts().unwrap();
+    let stream = &fixture.stream;
     // SAFETY: no work uses it.
-    unsafe { fixture.pool.deallocate(stream, block) };
+    unsafe { fixture.pool.deallocate(stream, copy(&block)) };
     // SAFETY: broken on purpose: it was freed before.
-    unsafe { fixture.pool.deallocate(stream, parts.block) };
+    unsafe { fixture.pool.deallocate(stream, block) };
     let report = fixture.saw(Violation::DoubleFree);
     // A call of a pool itself has no line, and it is no drop.
     assert_eq!((report.operation_location(), report.conflict_location()), (None, None), "{report}");
@@ -370,10 +369,10 @@ fn a_vector_is_known_when_its_pool_is_gone() {
         let (line, vec) = here!(DeviceVec::<u32>::zeroed_in(stream, LENGTH, pool));
         let vec = vec.unwrap();
         let block = DeviceBlock::new(vec.as_device_ptr(), LENGTH * 4, 0);
-        let resource = std::sync::Arc::new(memory);
-        let parts = DeviceVecParts { stream: stream.clone(), block, length: LENGTH, resource };
         // SAFETY: it is never dropped.
-        (line, ManuallyDrop::new(unsafe { DeviceVec::<u32>::from_raw_parts(parts) }.unwrap()))
+        let raw =
+            unsafe { DeviceVec::<u32>::from_raw_parts(stream.clone(), block, LENGTH, memory) };
+        (line, ManuallyDrop::new(raw.unwrap()))
     };
     let (used, filled) = here!(raw.fill(1));
     filled.unwrap();

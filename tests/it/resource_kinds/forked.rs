@@ -7,7 +7,7 @@ use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, ErrorKind, Stream,
     mr::{
         ArenaResource, AsyncResource, BinningResource, FixedSizeResource, HostAccessible,
-        HostComplete, ManagedAlloc, ManagedResource, OnStream, SystemResource,
+        ManagedAlloc, ManagedResource, OnStream, SystemResource,
     },
 };
 use std::sync::Arc;

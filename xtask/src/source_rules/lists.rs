@@ -70,7 +70,7 @@ fn exported(text: &str) -> impl Iterator<Item = &str> {
     let is_one = |word: &&str| {
         let ends = word.ends_with("Resource") || word.ends_with("Adaptor");
         // The traits.
-        ends && !["DeviceResource", "LocalDeviceResource", "WithDeviceResource"].contains(word)
+        ends && !["DeviceResource", "LocalDeviceResource"].contains(word)
     };
     words.filter(is_one)
 }

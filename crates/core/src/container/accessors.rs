@@ -41,10 +41,10 @@ pub(super) use constructors;
 /// The accessors of all containers. The last two arguments are the fields of the
 /// [`Buffer`](super::buffer::Buffer) and of the length.
 macro_rules! container {
-    ([$($generics:tt)*] $name:ident: $type:ty, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
+    ($name:ident $(<$parameter:ident: $bound:ident>)?, $element:ty, $($buffer:ident).+, $($length:ident).+) => {
         /// The text shows where the memory lies, not the elements, which are on the device. It shows the resource by
         /// its name, since the resource's own `Debug` shows its chain with all counts.
-        impl<$($generics)*> std::fmt::Debug for $type {
+        impl$(<$parameter: $bound>)? std::fmt::Debug for $name$(<$parameter>)? {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($name))
                     .field("element", &format_args!("{}", std::any::type_name::<$element>()))
@@ -57,7 +57,7 @@ macro_rules! container {
             }
         }
 
-        impl<$($generics)*> $type {
+        impl$(<$parameter: $bound>)? $name$(<$parameter>)? {
             /// The home stream.
             pub fn stream(&self) -> &$crate::stream::Stream {
                 self.$($buffer).+.home()
@@ -141,15 +141,15 @@ macro_rules! container {
             }
         }
 
-        impl<$($generics)*> $crate::container::view::Sealed for $type {}
+        impl$(<$parameter: $bound>)? $crate::container::view::Sealed for $name$(<$parameter>)? {}
 
-        impl<$($generics)*> $crate::container::view::DeviceRead<$element> for $type {
+        impl$(<$parameter: $bound>)? $crate::container::view::DeviceRead<$element> for $name$(<$parameter>)? {
             fn as_device_slice(&self) -> $crate::container::view::DeviceSlice<'_, $element> {
                 self.as_slice()
             }
         }
 
-        impl<$($generics)*> $crate::container::view::DeviceWrite<$element> for $type {
+        impl$(<$parameter: $bound>)? $crate::container::view::DeviceWrite<$element> for $name$(<$parameter>)? {
             fn as_device_slice_mut(&mut self) -> $crate::container::view::DeviceSliceMut<'_, $element> {
                 self.as_mut_slice()
             }

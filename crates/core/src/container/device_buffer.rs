@@ -42,7 +42,7 @@ pub struct DeviceBuffer {
     bytes: DeviceVec<u8>,
 }
 
-container!([] DeviceBuffer: DeviceBuffer, u8, bytes.buffer, bytes.length);
+container!(DeviceBuffer, u8, bytes.buffer, bytes.length);
 host_copies!([] DeviceBuffer, u8);
 
 impl DeviceBuffer {

@@ -46,7 +46,7 @@ pub struct DeviceScalar<T: Pod> {
     vec: DeviceVec<T>,
 }
 
-container!([T: Pod] DeviceScalar: DeviceScalar<T>, T, vec.buffer, vec.length);
+container!(DeviceScalar<T: Pod>, T, vec.buffer, vec.length);
 
 impl<T: Pod> DeviceScalar<T> {
     constructors! {

@@ -54,7 +54,7 @@ pub struct DeviceVec<T: Pod> {
     pub(super) elements: PhantomData<T>,
 }
 
-container!([T: Pod] DeviceVec: DeviceVec<T>, T, buffer, length);
+container!(DeviceVec<T: Pod>, T, buffer, length);
 lengths!([T: Pod] DeviceVec<T>, T, length);
 host_copies!([T: Pod] DeviceVec<T>, T);
 

@@ -9,7 +9,6 @@ mod blocking;
 mod buffer;
 mod chunks;
 mod copy;
-mod device_box;
 mod device_buffer;
 mod device_scalar;
 pub(crate) mod device_vec;
@@ -25,7 +24,6 @@ pub(crate) mod stopped;
 mod view;
 
 pub use crate::order::StreamRef;
-pub use device_box::DeviceBox;
 pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;
@@ -33,7 +31,6 @@ pub use device_vec::DeviceVec;
 pub(crate) use device_vec::refuse_zero_sized;
 pub use growth::Growth;
 pub use on::{On, OnMut};
-pub use parts::DeviceVecParts;
 pub use view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite};
 
 pub(crate) use view::{check_range, lengths};

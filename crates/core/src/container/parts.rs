@@ -10,51 +10,30 @@ use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use bytemuck::Pod;
-use std::fmt;
 use std::marker::PhantomData;
 
 /// The advice of a refusal that drops the parts.
 const LEAKED: &str = "the parts were dropped with the error, and the memory is leaked";
 
-/// The parts of a vector, from [`DeviceVec::into_raw_parts`]. Their drop leaks the memory.
-pub struct DeviceVecParts {
-    /// The home stream.
-    pub stream: Stream,
-    /// The memory.
-    pub block: DeviceBlock,
-    /// The number of elements.
-    pub length: usize,
-    /// The resource that the memory came from and goes back to.
-    pub resource: Arc<dyn DeviceResource>,
-}
-
-/// The text shows the resource by its name.
-impl fmt::Debug for DeviceVecParts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceVecParts")
-            .field("stream", &format_args!("{}", self.stream))
-            .field("block", &self.block)
-            .field("length", &self.length)
-            .field("resource", &format_args!("{}", self.resource.identity().name()))
-            .finish()
-    }
-}
+type Parts = (Stream, DeviceBlock, usize, Arc<dyn DeviceResource>);
 
 impl<T: Pod> DeviceVec<T> {
-    /// Takes the vector apart without freeing its memory. The home stream is ordered after all use so far.
+    /// Takes the vector apart without freeing its memory. The parts are the home stream, the memory, the number of
+    /// elements, and the resource that the memory came from and goes back to. The stream is ordered after all use so
+    /// far. A drop of the parts leaks the memory.
     ///
     /// # Errors
     ///
     /// The errors of making the home stream wait. The vector comes back then.
     #[track_caller]
-    pub fn into_raw_parts(mut self) -> Result<DeviceVecParts, Refused<Self>> {
+    pub fn into_raw_parts(mut self) -> Result<Parts, Refused<Self>> {
         let _site = CallSite::enter();
         let block = match self.buffer.take_block() {
             Ok(block) => block,
             Err(error) => return Err(Refused::new(error, self)),
         };
         let (stream, resource) = (self.stream().clone(), self.resource().clone());
-        Ok(DeviceVecParts { stream, block, length: self.length, resource })
+        Ok((stream, block, self.length, resource))
     }
 
     /// Whether `cuMemFreeAsync` of the vector's address would free it.
@@ -68,9 +47,10 @@ impl<T: Pod> DeviceVec<T> {
     /// use aquifer::{Device, DeviceVec};
     ///
     /// let stream = Device::detect_or_simulate()?.new_stream()?;
-    /// let parts = DeviceVec::from_slice(&stream, &[1_u8, 2])?.into_raw_parts()?;
+    /// let vec = DeviceVec::from_slice(&stream, &[1_u8, 2])?;
+    /// let (stream, block, length, resource) = vec.into_raw_parts()?;
     /// // SAFETY: the parts of a vector, put together once.
-    /// let vec = unsafe { DeviceVec::<u8>::from_raw_parts(parts)? };
+    /// let vec = unsafe { DeviceVec::<u8>::from_raw_parts(stream, block, length, resource)? };
     /// assert_eq!(vec.to_vec()?, [1, 2]);
     /// # Ok::<(), aquifer::Error>(())
     /// ```
@@ -89,10 +69,15 @@ impl<T: Pod> DeviceVec<T> {
     /// - The block is the resource's, or of a resource that equals it.
     /// - The stream is ordered after all use of the block so far.
     #[track_caller]
-    pub unsafe fn from_raw_parts(parts: DeviceVecParts) -> Result<Self> {
+    pub unsafe fn from_raw_parts(
+        stream: Stream,
+        block: DeviceBlock,
+        length: usize,
+        resource: impl DeviceResource + 'static,
+    ) -> Result<Self> {
         let _site = CallSite::enter();
         // SAFETY: the caller's promise, unchanged.
-        unsafe { Self::assemble(parts) }
+        unsafe { Self::assemble((stream, block, length, resource.into_shared())) }
     }
 
     /// Makes the vector. An error names the place in the crate, not the caller's.
@@ -100,8 +85,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Safety
     ///
     /// The conditions of [`from_raw_parts`](Self::from_raw_parts).
-    unsafe fn assemble(parts: DeviceVecParts) -> Result<Self> {
-        let DeviceVecParts { stream, block, length, resource } = parts;
+    unsafe fn assemble((stream, block, length, resource): Parts) -> Result<Self> {
         resource.device().require(stream.device(), "the stream")?;
         refuse_zero_sized::<T>()?;
         let (size, alignment, address) = (size_of::<T>(), align_of::<T>(), block.address());

@@ -1,6 +1,6 @@
 //! Vectors to and from cudarc's own slices.
 
-use crate::container::{DeviceVec, DeviceVecParts, refuse_zero_sized};
+use crate::container::{DeviceVec, refuse_zero_sized};
 use crate::device::Device;
 use crate::driver::ErrorContext;
 use crate::driver::cuda::restoring;
@@ -127,14 +127,7 @@ impl<T: Pod> DeviceVec<T> {
         let block = DeviceBlock::new(address, length * size_of::<T>(), address);
         // SAFETY: the block was the slice's, which gave it up; cudarc has made its stream wait for
         // the uses that it tracked, or they are over.
-        unsafe {
-            Self::from_raw_parts(DeviceVecParts {
-                stream,
-                block,
-                length,
-                resource: Arc::new(resource),
-            })
-        }
+        unsafe { Self::from_raw_parts(stream, block, length, resource) }
     }
 
     /// Gives the vector to cudarc, where cudarc frees the memory as its resource would. That is so for memory of an
@@ -156,11 +149,10 @@ impl<T: Pod> DeviceVec<T> {
             if let Err(error) = try_events(stream.context()) {
                 return Err(Refused::new(error, self));
             }
-            let parts = self.into_raw_parts()?;
-            let (address, length) = (parts.block.address(), parts.length);
+            let (_, block, length, _) = self.into_raw_parts()?;
             // SAFETY: the block is live, of `length` elements at least, and ours to give up;
             // `cuMemFreeAsync` on this stream frees it, by the resource's word.
-            Ok(unsafe { stream.upgrade_device_ptr(address, length) })
+            Ok(unsafe { stream.upgrade_device_ptr(block.address(), length) })
         })
     }
 

@@ -6,7 +6,7 @@ use super::pool::PinnedPool;
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
 use crate::stream::Stream;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -59,6 +59,16 @@ macro_rules! implement_variant {
 implement_variant!(Resource, PinnedResource);
 implement_variant!(Pool, PinnedPool);
 
+/// Does the same with the resource of either variant.
+macro_rules! either {
+    ($current:ident, $resource:ident => $does:expr) => {
+        match $current {
+            CurrentPinned::Resource($resource) => $does,
+            CurrentPinned::Pool($resource) => $does,
+        }
+    };
+}
+
 impl CurrentPinned {
     /// Waits until the device is past all its work, and unpins all memory that is not in use.
     ///
@@ -66,10 +76,7 @@ impl CurrentPinned {
     ///
     /// The errors of [`PinnedResource::trim`] and [`PinnedPool::trim`].
     pub fn trim(&self) -> Result<()> {
-        match self {
-            Self::Resource(resource) => resource.trim(),
-            Self::Pool(pool) => pool.trim().map(drop),
-        }
+        either!(self, resource => resource.trim().map(drop))
     }
 
     pub(super) fn upstream(&self) -> &PinnedResource {
@@ -78,22 +85,12 @@ impl CurrentPinned {
             Self::Pool(pool) => pool.upstream(),
         }
     }
-
-    fn inner(&self) -> &dyn HostComplete {
-        match self {
-            Self::Resource(resource) => resource,
-            Self::Pool(pool) => pool,
-        }
-    }
 }
 
 // SAFETY: each call goes to the allocator within, which keeps the contract.
 unsafe impl HostAllocator for CurrentPinned {
     fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
-        match self {
-            Self::Resource(resource) => resource.allocate_slow(layout),
-            Self::Pool(pool) => pool.allocate_slow(layout),
-        }
+        either!(self, resource => resource.allocate_slow(layout))
     }
 }
 
@@ -102,34 +99,31 @@ implement_allocators!([] CurrentPinned);
 // SAFETY: each call goes to the resource within, which keeps the contract.
 unsafe impl DeviceResource for CurrentPinned {
     fn device(&self) -> &Device {
-        self.inner().device()
+        either!(self, resource => resource.device())
     }
 
     fn identity(&self) -> ResourceId {
-        self.inner().identity()
+        either!(self, resource => resource.identity())
     }
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
-        self.inner().allocate(stream, layout)
+        either!(self, resource => resource.allocate(stream, layout))
     }
 
     unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
         // SAFETY: the caller's promise, unchanged.
-        unsafe { self.inner().deallocate(stream, block) }
+        unsafe { either!(self, resource => resource.deallocate(stream, block)) }
     }
 }
 
 // SAFETY: as above.
 unsafe impl HostAccessible for CurrentPinned {
     fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
-        self.inner().host_pointer(block)
+        either!(self, resource => resource.host_pointer(block))
     }
-}
 
-// SAFETY: as above.
-unsafe impl HostComplete for CurrentPinned {
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
         // SAFETY: the caller's promise, unchanged.
-        unsafe { self.inner().block_at(pointer, layout) }
+        unsafe { either!(self, resource => resource.block_at(pointer, layout)) }
     }
 }

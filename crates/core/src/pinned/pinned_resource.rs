@@ -8,9 +8,7 @@ use crate::driver::CallSite;
 use crate::driver::{HostFlags, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{DeviceLayout, impossible};
-use crate::resource::{
-    DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId, setters,
-};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId, setters};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::alloc::Layout;
@@ -229,16 +227,12 @@ pub(super) fn host_pointer(block: &DeviceBlock) -> NonNull<u8> {
     NonNull::new(pointer).unwrap_or(NonNull::dangling())
 }
 
-// SAFETY: the token is the host's address of the block, valid until it is freed.
+// SAFETY: a freed block waits for a fence of every context; its host address, the token, is all of it.
 unsafe impl HostAccessible for PinnedResource {
     fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
         host_pointer(block)
     }
-}
 
-// SAFETY: a freed block is not handed out again before a fence of every context has passed, and its
-// host address is all that `deallocate` needs.
-unsafe impl HostComplete for PinnedResource {
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
         DeviceBlock::new(token(pointer), layout.bytes(), token(pointer))
     }

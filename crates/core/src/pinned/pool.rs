@@ -14,7 +14,7 @@ use crate::driver::is_forked_child;
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{equal_by_identity, forward};
-use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, HostComplete, ResourceId};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
 use crate::stream::{Stream, collect_all_after};
 use crate::sync::{Arc, Weak};
 use std::alloc::Layout;
@@ -247,16 +247,12 @@ unsafe impl DeviceResource for PinnedPool {
     }
 }
 
-// SAFETY: the token is the host's address of the block, valid until it is deallocated.
+// SAFETY: a freed block waits for a fence of every context; its host address, the token, is all of it.
 unsafe impl HostAccessible for PinnedPool {
     fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
         host_pointer(block)
     }
-}
 
-// SAFETY: blocks that are deallocated as a resource wait for a fence of every context, and a block's
-// host address is all that `deallocate` needs.
-unsafe impl HostComplete for PinnedPool {
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
         DeviceBlock::new(token(pointer), layout.bytes(), token(pointer))
     }

@@ -389,28 +389,24 @@ impl PartialEq for dyn DeviceResource {
 
 impl Eq for dyn DeviceResource {}
 
-/// A [`DeviceResource`] whose memory the host can read and write too.
-///
-/// # Safety
-///
-/// [`host_pointer`](Self::host_pointer) is valid for the block's bytes until the block is
-/// deallocated.
-pub unsafe trait HostAccessible: DeviceResource {
-    /// The host's address of a block's first byte. Dangling, and aligned, for an empty block.
-    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8>;
-}
-
-/// A [`HostAccessible`] resource whose memory the host may use at once. No device work can access a block that
+/// A [`DeviceResource`] whose memory the host may use at once. No device work can access a block that
 /// [`allocate`](DeviceResource::allocate) returns. The resource allocates freed memory again only when the device has
 /// completed the free, not merely ordered it.
+///
+/// An adaptor is none, since it may count what [`block_at`](Self::block_at) cannot know. Ask its upstream for the
+/// pointer.
 ///
 /// # Safety
 ///
 /// - The above holds.
+/// - [`host_pointer`](Self::host_pointer) is valid for the block's bytes until the block is deallocated.
 /// - [`block_at`](Self::block_at) returns the very block.
 /// - If the resource is `Clone`, a clone takes back the original's blocks.
-pub unsafe trait HostComplete: HostAccessible {
-    /// The block that [`host_pointer`](HostAccessible::host_pointer) gave this pointer for.
+pub unsafe trait HostAccessible: DeviceResource {
+    /// The host's address of a block's first byte. Dangling, and aligned, for an empty block.
+    fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8>;
+
+    /// The block that [`host_pointer`](Self::host_pointer) gave this pointer for.
     ///
     /// # Safety
     ///
@@ -425,10 +421,7 @@ unsafe impl<R: HostAccessible + ?Sized> HostAccessible for Arc<R> {
     fn host_pointer(&self, block: &DeviceBlock) -> NonNull<u8> {
         (**self).host_pointer(block)
     }
-}
 
-// SAFETY: forwards to a resource, which keeps the contract.
-unsafe impl<R: HostComplete + ?Sized> HostComplete for Arc<R> {
     unsafe fn block_at(&self, pointer: NonNull<u8>, layout: DeviceLayout) -> DeviceBlock {
         // SAFETY: the caller's promise, unchanged.
         unsafe { (**self).block_at(pointer, layout) }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `equal_by_identity!(X)` | `PartialEq` and `Eq`: values are equal if their identities are |
 //! | `handle!(X { field, .. })` | the same, and `Clone`, of a handle on shared state |
-//! | `adaptor!(X, state.upstream, field, ..)` | the same of `X<U>`, `upstream`, `HostAccessible`, `Debug` |
+//! | `adaptor!(X, state.upstream, field, ..)` | the same of `X<U>`, `upstream`, `Debug` |
 //! | `forward!(device, ..)`, in `impl DeviceResource for X<U>` | the methods that it names |
 //!
 //! A generic type has its parameters before it, as in `handle!([U: DeviceResource] X<U> { state })`.
@@ -45,7 +45,7 @@ macro_rules! handle {
     };
 }
 
-/// Makes `X<U>` an adaptor, which is a handle with `upstream()` and the upstream's host addresses. `Debug` shows the
+/// Makes `X<U>` an adaptor, which is a handle with `upstream()`. `Debug` shows the
 /// upstream and the named fields of the state.
 #[macro_export]
 #[doc(hidden)]
@@ -68,18 +68,6 @@ macro_rules! adaptor {
                     .field("upstream", self.upstream())
                     $(.field(stringify!($field), &self.$state.$field))*
                     .finish()
-            }
-        }
-
-        // SAFETY: the blocks are the upstream's, unchanged, as the adaptor's `DeviceResource` vouches.
-        unsafe impl<U: $crate::resource::HostAccessible> $crate::resource::HostAccessible
-            for $adaptor<U>
-        {
-            fn host_pointer(
-                &self,
-                block: &$crate::resource::DeviceBlock,
-            ) -> std::ptr::NonNull<u8> {
-                self.upstream().host_pointer(block)
             }
         }
     };

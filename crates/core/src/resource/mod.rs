@@ -21,7 +21,7 @@ mod virtual_resource;
 pub use crate::pool::{MissStep, ThreadMagazine};
 pub use block::DeviceBlock;
 pub use cuda::CudaResource;
-pub use device_resource::{DeviceResource, HostAccessible, HostComplete};
+pub use device_resource::{DeviceResource, HostAccessible};
 pub use failure::Failure;
 pub use identity::ResourceId;
 pub use pool::{
@@ -31,7 +31,7 @@ pub use registry::{
     current_device_resource, default_device_pool, reset_current_device_resource,
     set_current_device_resource,
 };
-pub use scope::{WithDeviceResource, with_device_resource};
+pub use scope::{with_device_resource, with_device_resource_async};
 pub use virtual_resource::VirtualResource;
 
 pub(crate) use current_resource::CurrentResource;

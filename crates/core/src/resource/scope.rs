@@ -3,12 +3,8 @@
 
 use super::device_resource::DeviceResource;
 use super::handle::{ContextId, ThreadResource};
-use super::impls::debug_struct;
-use crate::sync::scope_list::ScopeList;
+use crate::sync::scope_list::{PolledInScope, ScopeList};
 use crate::sync::{Arc, thread_local};
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 #[cfg(test)]
 mod tests;
@@ -30,7 +26,7 @@ pub(super) fn innermost(context_id: ContextId) -> Option<Arc<ThreadResource>> {
 /// Scopes nest. The innermost scope of a device wins, and does not concern other devices. A scope ends when `body`
 /// returns or unwinds. Other threads do not see it. While it lasts, its thread does not see the resource that is
 /// [set](crate::mr::set_current_device_resource) for the process. A container made inside has a handle of its own on
-/// the resource and may outlive the scope. For a task that may move between threads, see [`WithDeviceResource`].
+/// the resource and may outlive the scope. For a task that may move between threads, see [`with_device_resource_async`].
 ///
 /// A stackful coroutine that is suspended in `body` does not leave the scope. Its resource stays current on the thread
 /// that entered it, for all code that runs there, until `body` ends, on this thread or another. Of several such scopes
@@ -57,22 +53,20 @@ pub fn with_device_resource<R>(
     ScopeList::run(&SCOPES, &ThreadResource::new(resource.into_shared()), body)
 }
 
-/// A future that is polled in a scope of [`with_device_resource`], on whatever thread.
+/// `future`, polled in a scope of [`with_device_resource`], on whatever thread.
 ///
 /// Tasks that take turns on one thread do not see each other's resource. The future is not in the scope while it waits,
 /// nor when it is dropped. A task that it spawns (`tokio::spawn`) is another future, outside of the scope. Wrap that
-/// one, too.
+/// one, too. The result is `Send` if `future` is.
 ///
 /// ```
-/// use aquifer::{
-///     CudaResource, Device, DeviceVec, mr::{WithDeviceResource, current_device_resource},
-/// };
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::with_device_resource_async};
 /// use std::pin::pin;
 /// use std::task::{Context, Poll, Waker};
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let stream = device.new_stream()?;
-/// let task = WithDeviceResource::new(CudaResource::new(&device), async {
+/// let task = with_device_resource_async(CudaResource::new(&device), async {
 ///     DeviceVec::<u8>::zeroed(&stream, 10)
 /// });
 /// let Poll::Ready(vec) = pin!(task).poll(&mut Context::from_waker(Waker::noop())) else {
@@ -81,37 +75,12 @@ pub fn with_device_resource<R>(
 /// assert!(format!("{:?}", vec?.resource()).contains("CudaResource"));
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[must_use = "a future does nothing unless it is polled"]
-pub struct WithDeviceResource<F> {
-    resource: Arc<ThreadResource>,
+pub fn with_device_resource_async<F: Future>(
+    resource: impl DeviceResource + 'static,
     future: F,
+) -> impl Future<Output = F::Output> {
+    PolledInScope::new(&SCOPES, ThreadResource::new(resource.into_shared()), future)
 }
-
-impl<F> WithDeviceResource<F> {
-    /// Wraps `future`, for which `resource` is the current one of its device.
-    pub fn new(resource: impl DeviceResource + 'static, future: F) -> Self {
-        Self { resource: ThreadResource::new(resource.into_shared()), future }
-    }
-
-    /// The resource.
-    pub fn resource(&self) -> &Arc<dyn DeviceResource> {
-        &self.resource.resource
-    }
-}
-
-impl<F: Future> Future for WithDeviceResource<F> {
-    type Output = F::Output;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let resource = self.resource.clone();
-        // SAFETY: structural pinning: nothing here moves the future, and the type has no `Drop`, no
-        // `Unpin` of its own, and is not packed.
-        let future = unsafe { self.map_unchecked_mut(|this| &mut this.future) };
-        ScopeList::run(&SCOPES, &resource, || future.poll(context))
-    }
-}
-
-debug_struct!([F] WithDeviceResource<F> { resource(), .. });
 
 crate::sync::for_models! {
     /// The resource of the calling thread's innermost scope for `device`.

@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::inside::allocator::{HostAllocator, implement_allocators};
 use crate::layout::DeviceLayout;
-use crate::resource::{DeviceBlock, DeviceResource, HostComplete};
+use crate::resource::{DeviceBlock, DeviceResource, HostAccessible};
 use crate::stream::Stream;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 ///
 /// [`allocate`](Self::allocate) and [`deallocate`](Self::deallocate) need no stream. Two are equal
 /// only if resource *and* stream are equal, since memory that was allocated on one stream and freed on
-/// another is a race. Over a [`HostComplete`] resource it is an
+/// another is a race. Over a [`HostAccessible`] resource it is an
 /// [`allocator_api2::alloc::Allocator`](https://docs.rs/allocator-api2/0.2). The host's collections
 /// then live in memory which kernels of that stream reach.
 ///
@@ -80,10 +80,10 @@ impl<R: DeviceResource> OnStream<R> {
     }
 }
 
-// SAFETY: `R: HostComplete` hands out memory that no device work touches and keeps freed blocks until
+// SAFETY: `R: HostAccessible` hands out memory that no device work touches and keeps freed blocks until
 // the device is complete; blocks stay valid while a handle on the resource lives, and each clone holds
 // one.
-unsafe impl<R: HostComplete> HostAllocator for OnStream<R> {
+unsafe impl<R: HostAccessible> HostAllocator for OnStream<R> {
     fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         let device_layout = DeviceLayout::with_alignment(layout.size(), layout.align())?;
         let block = self.allocate(device_layout)?;
@@ -142,4 +142,4 @@ unsafe impl<R: HostComplete> HostAllocator for OnStream<R> {
     }
 }
 
-implement_allocators!([R: HostComplete] OnStream<R>);
+implement_allocators!([R: HostAccessible] OnStream<R>);

@@ -10,13 +10,9 @@
 
 use super::handler::DataHandler;
 use super::inside::is_inside;
-use crate::impls::debug_struct;
-use crate::sync::scope_list::ScopeList;
+use crate::sync::scope_list::{PolledInScope, ScopeList};
 use crate::sync::{Arc, thread_local, trusted};
 use std::cell::RefCell;
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 /// The handler of a scope or a task, with a count of its own, or `None` for the default. The lock is
 /// not contended, and is there since a task moves between threads.
@@ -46,7 +42,7 @@ fn with_slot<R>(body: impl FnOnce(&mut Option<DataHandler>) -> R) -> Option<R> {
 }
 
 /// The handler that the next allocation of the calling thread takes. It is that of the innermost
-/// [scope](with_data_handler) or [task](WithDataHandler), or else the one that the thread
+/// [scope](with_data_handler) or [task](with_data_handler_async), or else the one that the thread
 /// [set](set_data_handler), or else the default.
 ///
 /// **A new thread begins with the default handler**, whatever its parent had, as in Python. Inside of a function
@@ -78,7 +74,7 @@ pub fn current_data_handler() -> DataHandler {
 /// Makes `handler` the current one, or the default with `None`, and returns the one that was current
 /// before. NEP 49 calls it `PyDataMem_SetHandler`.
 ///
-/// The setting holds in a [scope](with_data_handler) until that ends, in a [task](WithDataHandler) for
+/// The setting holds in a [scope](with_data_handler) until that ends, in a [task](with_data_handler_async) for
 /// the rest of that, and otherwise on this thread. Earlier allocations keep their own handler. A
 /// handler's own function may set one, too, which shows when the function has returned.
 ///
@@ -120,7 +116,7 @@ pub fn data_handler_version() -> u8 {
 /// Scopes nest. The former handler is current again when `body` returns or unwinds, even if `body`
 /// [set](set_data_handler) another. Other threads do not see the scope. A container that was made
 /// inside keeps the handler and may outlive the scope. For a task that may move between threads, see
-/// [`WithDataHandler`]. The notes of [`with_device_resource`](crate::mr::with_device_resource) on
+/// [`with_data_handler_async`]. The notes of [`with_device_resource`](crate::mr::with_device_resource) on
 /// coroutines hold here, too.
 ///
 /// ```
@@ -138,61 +134,33 @@ pub fn with_data_handler<R>(handler: DataHandler, body: impl FnOnce() -> R) -> R
     ScopeList::run(&SCOPES, &Slot::new(&handler), body)
 }
 
-/// A future with a current handler of its own, on whatever thread it is polled.
+/// `future` with a current handler of its own, on whatever thread it is polled. It begins with `handler`.
 ///
 /// Tasks that take turns on one thread do not see each other's. A handler that the future
 /// [sets](set_data_handler) holds until the future ends, and nowhere else. The future is
 /// not in its scope while it waits, nor when it is dropped. A task that it spawns is
-/// another future. [`inherit`](Self::inherit) gives that the current handler, as Python's
-/// tasks have a copy of their parent's context.
+/// another future. Give that the [current handler](current_data_handler), as Python's
+/// tasks have a copy of their parent's context. The result is `Send` if `future` is.
 ///
 /// ```
-/// use aquifer::nep49::{DataHandler, WithDataHandler, data_handler_name};
+/// use aquifer::nep49::{
+///     DataHandler, current_data_handler, data_handler_name, with_data_handler_async,
+/// };
 /// use std::pin::pin;
 /// use std::task::{Context, Poll, Waker};
 ///
-/// let task = WithDataHandler::new(DataHandler::aligned(64)?, async {
+/// let task = with_data_handler_async(DataHandler::aligned(64)?, async {
 ///     // For `tokio::spawn`, say.
-///     WithDataHandler::inherit(async { data_handler_name() })
+///     with_data_handler_async(current_data_handler(), async { data_handler_name() })
 /// });
 /// let context = &mut Context::from_waker(Waker::noop());
 /// let Poll::Ready(child) = pin!(task).poll(context) else { unreachable!("it waits for nothing") };
 /// assert_eq!(pin!(child).poll(context), Poll::Ready("aquifer_aligned_64".into()));
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-#[must_use = "a future does nothing unless it is polled"]
-pub struct WithDataHandler<F> {
-    slot: Arc<Slot>,
+pub fn with_data_handler_async<F: Future>(
+    handler: DataHandler,
     future: F,
+) -> impl Future<Output = F::Output> {
+    PolledInScope::new(&SCOPES, Slot::new(&handler), future)
 }
-
-impl<F> WithDataHandler<F> {
-    /// Wraps `future`, which begins with `handler` as the current one.
-    pub fn new(handler: DataHandler, future: F) -> Self {
-        Self { slot: Slot::new(&handler), future }
-    }
-
-    /// Wraps `future`, which begins with the handler that is current here and now.
-    pub fn inherit(future: F) -> Self {
-        Self::new(current_data_handler(), future)
-    }
-
-    /// The handler that is current in the future.
-    pub fn handler(&self) -> DataHandler {
-        self.slot.0.lock().clone().unwrap_or_default()
-    }
-}
-
-impl<F: Future> Future for WithDataHandler<F> {
-    type Output = F::Output;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let slot = self.slot.clone();
-        // SAFETY: structural pinning: nothing here moves the future, and the type has no `Drop`, no
-        // `Unpin` of its own, and is not packed.
-        let future = unsafe { self.map_unchecked_mut(|this| &mut this.future) };
-        ScopeList::run(&SCOPES, &slot, || future.poll(context))
-    }
-}
-
-debug_struct!([F] WithDataHandler<F> { handler(), .. });

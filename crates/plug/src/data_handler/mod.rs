@@ -30,8 +30,8 @@ mod with_header;
 
 pub use alloc::DataAlloc;
 pub use current::{
-    WithDataHandler, current_data_handler, data_handler_name, data_handler_version,
-    set_data_handler, with_data_handler,
+    current_data_handler, data_handler_name, data_handler_version, set_data_handler,
+    with_data_handler, with_data_handler_async,
 };
 pub use functions::HandlerFunctions;
 pub use handler::DataHandler;

@@ -4,7 +4,7 @@
 use super::imported::ImportedMemory;
 use super::ipc_handle::{IpcHandle, IpcKind, shown_uuid};
 use super::opened::{Opening, Source, count};
-use crate::container::{DeviceVec, DeviceVecParts};
+use crate::container::DeviceVec;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{BackendKind, CallSite, DriverResult, ErrorContext, not_forked, process_of};
@@ -15,7 +15,6 @@ use crate::inside::refuse_zero_sized;
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
-use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use bytemuck::Pod;
 use std::fmt;
@@ -195,10 +194,9 @@ pub(super) unsafe fn vector<T: Pod>(
     let ordinal = device.ordinal();
     deferred_event!(debug, target: IPC, device = ordinal, bytes, process, "opened memory of another process");
     let opened = Mutex::new(Some(ManuallyDrop::new(opened)));
-    let resource = Arc::new(IpcMemory { device: device.clone(), process, opened });
-    let parts = DeviceVecParts { stream: stream.clone(), block, length, resource };
+    let resource = IpcMemory { device: device.clone(), process, opened };
     // SAFETY: the block is the new resource's only one, and nothing of this process used it so far.
-    unsafe { DeviceVec::from_raw_parts(parts) }
+    unsafe { DeviceVec::from_raw_parts(stream.clone(), block, length, resource) }
 }
 
 /// Copies the memory that a handle names to `stream`'s device, and closes it.

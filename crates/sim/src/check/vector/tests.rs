@@ -45,7 +45,7 @@ fn a_vector_reads_without_its_modules() {
             "aquifer::container::device_vec::DeviceVec<f32>",
             "DeviceVec<f32> of 2 elements (8 bytes)",
         ),
-        ("a::b::DeviceBox<[x::Y<z::W>]>", "DeviceBox<[x::Y<z::W>]> of 2 elements (8 bytes)"),
+        ("a::b::Container<[x::Y<z::W>]>", "Container<[x::Y<z::W>]> of 2 elements (8 bytes)"),
         ("aquifer::container::device_buffer::DeviceBuffer", "DeviceBuffer of 8 bytes"),
         ("Bare", "Bare of 8 bytes"),
     ] {
