@@ -5,7 +5,7 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | [`device`], [`stream`], `event` | handles with an identity of their own; gates, captures, graphs, deferred drops |
+//! | [`device`], [`stream`], `event`, `split` | handles with an identity of their own; gates, captures, graphs, deferred drops; chunks of one memory |
 //! | `resource` | what hands out device memory, and what is current |
 //! | [`pinned`] | page-locked memory as allocators |
 //! | [`container`], [`transfer`] | typed memory on the device; copies |
@@ -36,6 +36,7 @@ pub mod interop;
 pub mod pinned;
 #[doc(hidden)]
 pub mod resource;
+mod split;
 pub mod stream;
 pub mod transfer;
 
