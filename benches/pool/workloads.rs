@@ -5,6 +5,10 @@
 
 #![allow(dead_code, reason = "the bench and the test each use a part of it")]
 
+#[path = "split_mix.rs"]
+mod split_mix;
+
+pub(crate) use split_mix::SplitMix64;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, yield_now};
@@ -23,25 +27,6 @@ pub(crate) const SEEDS: u32 = 5;
 /// Operations that one sample of a random trace has, unless it takes longer than this.
 const SAMPLE: usize = 50_000;
 const SAMPLE_NS: f64 = 2e7;
-
-/// The generator that both languages have.
-pub(crate) struct SplitMix64(pub(crate) u64);
-
-impl SplitMix64 {
-    #[inline]
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    #[inline]
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 /// What the workloads run on. A block knows its size, and is given back once, with the stream that
 /// it was asked with.
@@ -129,6 +114,13 @@ pub(crate) fn random_trace(n: u32, max_size: u64, seed: u64) -> Trace {
     ops.extend(live.iter().map(|&(slot, _)| Op { slot, size: 0 }));
     // One block more than `n` where all were freed early.
     Trace { ops, slots: count.max(n) }
+}
+
+impl SplitMix64 {
+    #[inline]
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
 }
 
 /// Log-uniform, 256 B to 4 MiB.

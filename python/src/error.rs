@@ -3,7 +3,6 @@
 use crate::interpreter::try_attach;
 use aquifer_capi::aquifer_status as Status;
 use aquifer_capi::embedded::{self, Failure};
-use aquifer_rs::ErrorKind;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::error::Error as _;
@@ -60,18 +59,7 @@ impl From<aquifer_rs::Error> for Raised {
         if let Some(raised) = python_cause(&error) {
             return Self(raised);
         }
-        let mut message = error.to_string();
-        if error.kind() == ErrorKind::Simulation {
-            add_other_reports(&mut message);
-        }
-        Self(match error.kind() {
-            ErrorKind::OutOfMemory => OutOfMemoryError::new_err(message),
-            ErrorKind::InvalidArgument
-            | ErrorKind::OutOfBounds
-            | ErrorKind::LengthMismatch
-            | ErrorKind::WrongDevice => PyValueError::new_err(message),
-            _ => Error::new_err(message),
-        })
+        Failure::from(error).into()
     }
 }
 

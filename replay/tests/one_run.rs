@@ -21,12 +21,10 @@ const RESOURCES: [Resource; 6] = [
 
 /// A log of 1500 operations: four threads, each with a stream of its own, blocks of 64 KiB to 4 MiB,
 /// and frees by any thread.
-fn drawn(name: &str, mut state: u64) -> Plan {
+fn drawn(name: &str, seed: u64) -> Plan {
     let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
-    let mut below = |most: u64| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) % most
-    };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut below = |most: u64| random.u64(..most);
     let mut live: Vec<(u64, u64)> = Vec::new();
     for at in 0..1500_u64 {
         let thread = below(4);
@@ -112,11 +110,8 @@ fn the_same_log_gives_the_same_report() {
 /// stream. The pool asks now and then which streams are past their work.
 fn mixed(name: &str, threads: u64) -> Plan {
     const SIZES: [u64; 8] = [1, 100, 256, 1000, 4096, 65536, 1 << 20, 3 << 20];
-    let mut state = 1_u64;
-    let mut below = |most: u64| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) % most
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut below = |most: u64| random.u64(..most);
     let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
     let mut live: Vec<(u64, u64, u64)> = Vec::new();
     for at in 0..20_000_u64 {

@@ -440,15 +440,14 @@ fn a_picture_has_a_rectangle_for_each_allocation() {
 #[test]
 fn a_picture_of_a_long_log_stays_small() {
     let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
-    let mut random = 1_u64;
+    let mut random = fastrand::Rng::with_seed(1);
     let mut live = Vec::new();
     for at in 0..40_000_u64 {
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let (size, stream) = (256 + (random >> 40) % 60_000, (random >> 33) % 5);
+        let (size, stream) = (random.u64(256..60_256), random.u64(..5));
         text += &format!("1,00:00:00.0,allocate,{:#x},{size},{}\n", (at + 1) << 20, stream + 16);
         live.push((at + 1, size, stream));
         if live.len() > 500 {
-            let (at, size, stream) = live.swap_remove((random >> 20) as usize % live.len());
+            let (at, size, stream) = live.swap_remove(random.usize(..live.len()));
             text += &format!("1,00:00:00.0,free,{:#x},{size},{}\n", at << 20, stream + 16);
         }
     }

@@ -12,6 +12,7 @@ use aquifer::{
     mr::AsyncResource,
     pinned::{HostBuffer, HostChunk, PinnedResource, Registered},
 };
+use fastrand::Rng;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::pin;
@@ -608,13 +609,8 @@ fn a_chunk_that_no_stream_was_ordered_for_is_reported() {
 fn random_splits_and_joins() {
     for seed in 0..if support::on_gpu() { 3 } else { 60 } {
         let device = support::seeded(seed);
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut random = |below: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state % below.max(1) as u64) as usize
-        };
+        let mut random = Rng::with_seed(seed);
+        let mut random = |below: usize| random.usize(..below);
         let streams: Vec<_> = (0..3).map(|_| device.new_stream().unwrap()).collect();
         let mut model: Vec<u32> = (0..500).collect();
         // In the order of memory: where each begins, and the chunk.

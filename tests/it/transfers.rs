@@ -11,6 +11,7 @@ use aquifer::{
     mr::{AsyncResource, with_device_resource},
     pinned::{HostBuffer, PinnedResource, Registered},
 };
+use fastrand::Rng;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -386,33 +387,28 @@ fn a_lost_context_gives_the_buffers_back_with_its_error() {
 fn many_transfers_in_flight_end_with_the_right_contents() {
     for seed in 0..if support::on_gpu() { 3 } else { 30 } {
         let device = support::seeded(seed);
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut random = |below: u64| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state % below
-        };
+        let mut random = Rng::with_seed(seed);
+        let mut random = |below: usize| random.usize(..below);
         let streams: Vec<_> = (0..4).map(|_| device.new_stream().unwrap()).collect();
         let mut uploads = Vec::new();
         for index in 0..24_u32 {
-            let home = &streams[random(4) as usize];
-            let length = random(3000) as usize;
+            let home = &streams[random(4)];
+            let length = random(3000);
             let values: Vec<u32> = (0..length as u32).map(|value| value ^ index << 16).collect();
-            let on = &streams[random(4) as usize];
+            let on = &streams[random(4)];
             let upload = on.upload(pinned(&device, &values), uninit(home, length)).unwrap();
             uploads.push((values, upload));
         }
         let mut downloads = Vec::new();
         while !uploads.is_empty() {
-            let (values, upload) = uploads.swap_remove(random(uploads.len() as u64) as usize);
+            let (values, upload) = uploads.swap_remove(random(uploads.len()));
             match random(4) {
                 0 => drop(upload),
                 1 => std::mem::forget(upload),
                 _ => {
                     let (mut host, vec) = upload.wait().unwrap();
                     host.fill(0);
-                    let on = &streams[random(4) as usize];
+                    let on = &streams[random(4)];
                     downloads.push((values, on.download(vec, host).unwrap()));
                 }
             }

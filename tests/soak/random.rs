@@ -1,23 +1,25 @@
 //! The seeded generator behind every choice of a program.
 
-/// SplitMix64: small, and the same numbers on every machine.
+#[path = "../../benches/pool/split_mix.rs"]
+mod split_mix;
+
+use split_mix::SplitMix64;
+
+/// The same numbers on every machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
     /// A stream of numbers of its own for each pair of a seed and a `sequence`.
     pub(crate) fn new(seed: u64, sequence: u64) -> Self {
-        let mut random = Self(seed ^ sequence.wrapping_mul(0xd1b5_4a32_d192_ed03));
+        let start = seed ^ sequence.wrapping_mul(0xd1b5_4a32_d192_ed03);
+        let mut random = Self(SplitMix64(start));
         random.next();
         random
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.next()
     }
 
     /// A number below `bound`, which is not zero.

@@ -1,11 +1,10 @@
 //! cuQuantum: the device memory handler of cuStateVec and cuTensorNet.
 
 use super::streams;
-use crate::fork;
 use crate::place::Place;
 use crate::stack::Stack;
-use crate::status::{Result, aquifer_status, guarded, remember};
-use crate::table::{call, forked};
+use crate::status::aquifer_status;
+use crate::table::call;
 use std::ffi::{c_char, c_int, c_void};
 
 /// `custatevecDeviceMemHandler_t` and `cutensornetDeviceMemHandler_t`, which are alike.
@@ -33,21 +32,13 @@ pub struct aquifer_cuquantum_handler {
     pub name: [c_char; 64],
 }
 
-fn code(body: impl FnOnce() -> Result<()>) -> c_int {
-    let done = if fork::is_child() { Err(forked()) } else { guarded(body) };
-    match done {
-        Ok(()) => 0,
-        Err(failure) => remember(failure) as c_int,
-    }
-}
-
 unsafe extern "C" fn device_alloc(
     ctx: *mut c_void,
     pointer: *mut *mut c_void,
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    code(|| {
+    let done = call(|| {
         let device = ctx.addr() as c_int;
         // SAFETY: the library's contract: a place for a pointer.
         let place = unsafe { Place::new(pointer, "the pointer")? };
@@ -55,7 +46,8 @@ unsafe extern "C" fn device_alloc(
         let block = unsafe { streams::allocate(device, size, stream)? };
         place.set(block);
         Ok(())
-    })
+    });
+    done as c_int
 }
 
 unsafe extern "C" fn device_free(

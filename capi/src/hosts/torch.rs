@@ -17,9 +17,9 @@ use super::streams;
 use crate::handles;
 use crate::place::Place;
 use crate::stack::{self, Stack};
-use crate::status::{Failure, Result, aquifer_status, guarded, remember};
-use crate::table::forked;
-use crate::{fork, memory, open_streams, page_map};
+use crate::status::{Failure, Result, aquifer_status, remember};
+use crate::table::call;
+use crate::{memory, open_streams, page_map};
 use aquifer_rs::DeviceResource;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -109,13 +109,6 @@ static CAPTURES: LazyLock<Mutex<HashMap<Key, u32>>> = LazyLock::new(Mutex::defau
 /// A device, and a pool of its.
 type Key = (c_int, u64, u64);
 
-fn hook(body: impl FnOnce() -> Result<()>) {
-    let done = if fork::is_child() { Err(forked()) } else { guarded(body) };
-    if let Err(failure) = done {
-        remember(failure);
-    }
-}
-
 /// `set_init_fn`: opens the stacks of the devices when they are used, so there is nothing to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_init(device_count: c_int) {
@@ -125,7 +118,7 @@ pub extern "C" fn aquifer_torch_init(device_count: c_int) {
 /// `set_reset_fn`, by `torch.cuda.empty_cache()`: gives free memory of all stacks back.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_reset() {
-    hook(|| {
+    call(|| {
         for stack in Stack::defaults() {
             stack::get(stack)?.resources.wait_and_trim(0)?;
         }
@@ -140,7 +133,7 @@ pub extern "C" fn aquifer_torch_reset() {
 /// error says that the call had no effect, and why.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_memory_fraction(fraction: f64, device: c_int) {
-    hook(|| {
+    call(|| {
         limit(fraction, device).inspect_err(|failure| {
             let said = failure.message();
             // Where there is no standard error, there is nobody to tell.
@@ -199,7 +192,7 @@ pub unsafe extern "C" fn aquifer_torch_base_alloc(
 /// As `aquifer_torch_alloc`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aquifer_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
-    hook(|| {
+    call(|| {
         let address = pointer.addr() as u64;
         let device = memory::device_of(address)?;
         // SAFETY: PyTorch's streams are never destroyed.
@@ -217,7 +210,7 @@ pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
     filter: *mut c_void,
 ) {
     let _ = filter;
-    hook(|| {
+    call(|| {
         let number = Stack::default_of(device)?;
         stack::get(number)?.begin_capture((pool.first, pool.second))?;
         CAPTURES.lock().insert((device, pool.first, pool.second), number);
@@ -228,7 +221,7 @@ pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
 /// `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquifer_torch_pool_id) {
-    hook(|| {
+    call(|| {
         let key = (device, pool.first, pool.second);
         let number = CAPTURES.lock().get(&key).copied();
         let number = number.map_or_else(|| Stack::default_of(device), Ok)?;
@@ -239,7 +232,7 @@ pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquife
 /// `set_release_pool`: the graphs of the pool are gone.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_release_pool(device: c_int, pool: aquifer_torch_pool_id) {
-    hook(|| {
+    call(|| {
         let number = CAPTURES.lock().remove(&(device, pool.first, pool.second));
         let number = number.map_or_else(|| Stack::default_of(device), Ok)?;
         stack::get(number)?.release_capture((pool.first, pool.second))

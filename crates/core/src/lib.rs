@@ -5,7 +5,7 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | [`device`], [`stream`], `event` | handles with an identity of their own; gates, captures, graphs, deferred drops |
+//! | [`device`], [`stream`], `event`, `split` | handles with an identity of their own; gates, captures, graphs, deferred drops; chunks of one memory |
 //! | `resource` | what hands out device memory, and what is current |
 //! | [`pinned`] | page-locked memory as allocators |
 //! | `order` | the order between a use on some stream and the memory's home |
@@ -39,6 +39,7 @@ mod order;
 pub mod pinned;
 #[doc(hidden)]
 pub mod resource;
+mod split;
 pub mod stream;
 pub mod transfer;
 

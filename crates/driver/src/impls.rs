@@ -65,7 +65,6 @@ macro_rules! debug_struct {
 
 pub use crate::{debug_struct, getters, setters};
 
-use crate::error::{Error, ErrorKind};
 pub use aquifer_events::variable;
 use std::fmt;
 
@@ -77,19 +76,6 @@ impl<N: fmt::Display + PartialEq + From<u8>> fmt::Display for Count<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(number, noun) = self;
         write!(f, "{number} {noun}{}", if *number == N::from(1) { "" } else { "s" })
-    }
-}
-
-/// An empty list with room for so many parts of `what`, by the caller's count.
-pub fn list_for<P>(parts: usize, what: impl fmt::Display) -> Result<Vec<P>, Error> {
-    let mut list = Vec::new();
-    match list.try_reserve_exact(parts) {
-        Ok(()) => Ok(list),
-        Err(_) => {
-            let what =
-                format!("a list of {} of {what} was asked of the host", Count(parts, "part"));
-            Err(Error::new(ErrorKind::OutOfMemory, what).with_advice("ask for larger parts"))
-        }
     }
 }
 

@@ -42,24 +42,24 @@ pub(crate) struct Samples {
     y: Vec<f32>,
 }
 
-/// A number from -1 to 1 that looks random and is the same on every rank: SplitMix64.
-fn noise(seed: usize) -> f32 {
-    let mut bits = (seed as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((bits ^ (bits >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-}
-
 impl Samples {
     /// The samples of these numbers. With the noise in `y`, each share has weights of its own that fit it best: ranks
     /// that did not sum their gradients would be found out.
     pub(crate) fn of(numbers: Range<usize>) -> Self {
-        let row = |sample: usize| (0..FEATURES).map(move |at| noise(sample * (FEATURES + 1) + at));
-        let y = |sample: usize| {
-            let fitted: f32 = row(sample).enumerate().map(|(at, x)| x * (at as f32 - 4.0)).sum();
-            fitted + 4.0 * noise(sample * (FEATURES + 1) + FEATURES)
-        };
-        Self { x: numbers.clone().flat_map(row).collect(), y: numbers.map(y).collect() }
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut noise = || 2.0 * random.f32() - 1.0;
+        let (mut x, mut y) = (Vec::new(), Vec::new());
+        // Each rank draws the same numbers from the first on, and keeps those of its own samples.
+        for sample in 0..numbers.end {
+            let row = [(); FEATURES].map(|()| noise());
+            let fitted: f32 = row.iter().enumerate().map(|(at, x)| x * (at as f32 - 4.0)).sum();
+            let measured = fitted + 4.0 * noise();
+            if numbers.contains(&sample) {
+                x.extend(row);
+                y.push(measured);
+            }
+        }
+        Self { x, y }
     }
 
     /// The numbers of the samples of one rank. The shares differ by one sample at most.

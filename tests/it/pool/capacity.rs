@@ -119,21 +119,16 @@ fn a_block_that_comes_again_is_aligned_as_it_was_asked() {
     let (device, _) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     let pool = builder(&device).build().unwrap();
-    let mut random = 1_u64;
-    let mut below = |end: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (random >> 33) % end
-    };
+    let mut random = fastrand::Rng::with_seed(1);
     let mut held = Vec::new();
     for _ in 0..4000 {
-        let layout = DeviceLayout::with_alignment(1000, 256 << below(6)).unwrap();
+        let layout = DeviceLayout::with_alignment(1000, 256 << random.u32(..6)).unwrap();
         let block = pool.allocate(&stream, layout).unwrap();
         assert!(block.address().is_multiple_of(layout.alignment() as u64), "{block:?}, {layout:?}");
         held.push(block);
         disjoint(&held);
-        while held.len() > below(20) as usize {
-            let place = below(held.len() as u64) as usize;
-            free(&pool, &stream, held.swap_remove(place));
+        while held.len() > random.usize(..20) {
+            free(&pool, &stream, held.swap_remove(random.usize(..held.len())));
         }
     }
     assert_eq!(pool.statistics().live_blocks, held.len());

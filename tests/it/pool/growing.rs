@@ -35,11 +35,7 @@ fn in_reverse() -> Sizes {
 
 fn shuffled() -> Sizes {
     let mut sizes = by_little();
-    let mut state = 1_u64;
-    for at in (1..sizes.len()).rev() {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        sizes.swap(at, (state >> 33) as usize % (at + 1));
-    }
+    fastrand::Rng::with_seed(1).shuffle(&mut sizes);
     sizes
 }
 

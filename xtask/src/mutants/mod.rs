@@ -7,7 +7,6 @@ mod list;
 mod modules;
 mod places;
 mod programs;
-mod random;
 mod rewrite;
 
 use crate::Place;
@@ -16,11 +15,11 @@ use crate::process::quiet;
 use crate::report::Verdict;
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Subcommand;
+use fastrand::Rng;
 use list::{Row, State};
 use modules::{MODULES, Module};
 use places::{Places, find};
 use programs::{Mutant, Outcome, Programs, Tests};
-use random::Random;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -239,7 +238,7 @@ fn draw(place: &Place, only: Option<&str>, count: usize, seed: u64) -> Result<St
             }
         }
     }
-    let drawn = Random(seed).some(possible, count);
+    let drawn = Rng::with_seed(seed).choose_multiple(possible, count);
     let tests: BTreeMap<&str, Vec<Tests>> = MODULES
         .iter()
         .filter(|module| drawn.iter().any(|mutant| mutant.module == module.name))
@@ -293,7 +292,7 @@ fn committed(place: &Place, only: Option<&str>, ten: bool) -> Result<String> {
     if ten {
         let seed = seed_of_commit(place)?;
         println!("seed {seed}");
-        rows = Random(seed).some(rows, 10);
+        rows = Rng::with_seed(seed).choose_multiple(rows, 10);
     }
     if rows.is_empty() {
         bail!("{} has no row to run", list::PATH);

@@ -10,7 +10,7 @@ const FOLDER: &str = "crates/core/src/";
 /// gives them. `lib` is `lib.rs`, and what it re-exports.
 pub(crate) const LAYERS: [&[&str]; 7] = [
     &["debug_log", "driver", "error", "heap", "impls", "layout", "pool", "sim", "sync"],
-    &["device", "stream", "event"],
+    &["device", "stream", "event", "split"],
     &["resource", "pinned"],
     &["order"],
     &["container"],

@@ -336,8 +336,7 @@ fn tell_made(home: &Stream, address: u64, bytes: usize, kind: VectorKind) {
 }
 
 fn tell(home: &Stream, address: u64, bytes: usize, event: VectorEvent) {
-    let regions = home.device().driver().regions().filter(|_| bytes > 0 && !is_forked_child());
-    if let Some(regions) = regions {
+    if let Some(regions) = home.device().driver().regions().filter(|_| bytes > 0) {
         regions.vector(DeviceRange { address, bytes }, event);
     }
 }

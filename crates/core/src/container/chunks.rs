@@ -5,7 +5,8 @@ use super::device_vec::DeviceVec;
 use super::split_block::SplitBlock;
 use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Refused, Result, SPLIT_ADVICE, ensure};
-use crate::impls::{Count, list_for};
+use crate::impls::Count;
+use crate::split::{join_all, list_for};
 use crate::sync::Arc;
 use bytemuck::Pod;
 use std::marker::PhantomData;
@@ -96,19 +97,16 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// The vector comes back.
     pub fn into_chunks(mut self, length: usize) -> Result<Vec<Self>, Refused<Self>> {
-        if length == 0 {
-            let elements = Count(self.length, "element");
-            let what = format!("a vector of {elements} was to be split into chunks of none");
-            let error = Error::new(ErrorKind::InvalidArgument, what).with_advice("give 1 at least");
-            return Err(Refused::new(error, self));
+        match list_for("a vector", "a vector", self.length, length) {
+            Ok((0, mut parts)) => {
+                parts.push(self);
+                Ok(parts)
+            }
+            Ok((before_last, parts)) => self
+                .cut(std::iter::repeat_n(length, before_last), parts)
+                .map_err(|error| Refused::new(error, self)),
+            Err(error) => Err(Refused::new(error, self)),
         }
-        let before_last = self.length.saturating_sub(1) / length;
-        if before_last == 0 {
-            return Ok(vec![self]);
-        }
-        let parts = list_for(before_last + 1, "a vector");
-        let lengths = std::iter::repeat_n(length, before_last);
-        parts.and_then(|parts| self.cut(lengths, parts)).map_err(|error| Refused::new(error, self))
     }
 
     /// Splits it in two. It keeps the elements before `at`, and returns the others, with the spare capacity. The two
@@ -254,23 +252,7 @@ impl<T: Pod> DeviceVec<T> {
     /// The errors of [`unsplit`](Self::unsplit), and [`ErrorKind::InvalidArgument`] if there are no chunks. All
     /// elements come back, in fewer chunks maybe.
     pub fn from_chunks(chunks: impl IntoIterator<Item = Self>) -> Result<Self, Refused<Vec<Self>>> {
-        let mut chunks: Vec<Self> = chunks.into_iter().collect();
-        chunks.sort_by_key(|chunk| (chunk.buffer.address(), chunk.buffer.bytes()));
-        let mut chunks = chunks.into_iter();
-        let Some(mut joined) = chunks.next() else {
-            let what = "no chunk of a vector was given to be joined";
-            let error =
-                Error::new(ErrorKind::InvalidArgument, what).with_advice("give one at least");
-            return Err(Refused::new(error, Vec::new()));
-        };
-        while let Some(next) = chunks.next() {
-            if let Err(Refused { error, value }) = joined.unsplit(next) {
-                return Err(Refused::new(
-                    error,
-                    [joined, value].into_iter().chain(chunks).collect(),
-                ));
-            }
-        }
-        Ok(joined)
+        let place = |chunk: &Self| (chunk.buffer.address(), chunk.buffer.bytes());
+        join_all("a vector", chunks, place, Self::unsplit)
     }
 }

@@ -2,7 +2,8 @@
 
 use super::host_buffer::HostBuffer;
 use crate::error::{Error, ErrorKind, Refused, Result, SPLIT_ADVICE, ensure};
-use crate::impls::{Count, debug_struct, list_for};
+use crate::impls::{Count, debug_struct};
+use crate::split::{join_all, list_for};
 use crate::sync::Arc;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut, Range};
@@ -123,17 +124,12 @@ impl<B: HostBuffer> HostChunk<B> {
     /// [`ErrorKind::InvalidArgument`] for chunks of no elements, and [`ErrorKind::OutOfMemory`] if the host has no
     /// memory for a list of so many. The chunk comes back.
     pub fn into_chunks(mut self, length: usize) -> Result<Vec<Self>, Refused<Self>> {
-        if length == 0 {
-            let elements = Count(self.len(), "element");
-            let what = format!("a chunk of {elements} was to be split into chunks of none");
-            let error = Error::new(ErrorKind::InvalidArgument, what).with_advice("give 1 at least");
-            return Err(Refused::new(error, self));
-        }
-        let mut chunks = match list_for(self.len().div_ceil(length).max(1), "a host buffer") {
-            Ok(chunks) => chunks,
-            Err(error) => return Err(Refused::new(error, self)),
-        };
-        while self.range.len() > length {
+        let (before_last, mut chunks) =
+            match list_for("a chunk", "a host buffer", self.len(), length) {
+                Ok(list) => list,
+                Err(error) => return Err(Refused::new(error, self)),
+            };
+        for _ in 0..before_last {
             let end = self.range.start + length;
             let (owner, range) = (self.owner.clone(), self.range.start..end);
             chunks.push(Self { owner, buffer: self.buffer, range });
@@ -187,24 +183,8 @@ impl<B: HostBuffer> HostChunk<B> {
     /// The errors of [`unsplit`](Self::unsplit), and [`ErrorKind::InvalidArgument`] if there are no chunks. All
     /// elements come back, in fewer chunks maybe.
     pub fn from_chunks(chunks: impl IntoIterator<Item = Self>) -> Result<Self, Refused<Vec<Self>>> {
-        let mut chunks: Vec<Self> = chunks.into_iter().collect();
-        chunks.sort_by_key(|chunk| (chunk.range.start, chunk.range.end));
-        let mut chunks = chunks.into_iter();
-        let Some(mut joined) = chunks.next() else {
-            let what = "no chunk of a host buffer was given to be joined";
-            let error =
-                Error::new(ErrorKind::InvalidArgument, what).with_advice("give one at least");
-            return Err(Refused::new(error, Vec::new()));
-        };
-        while let Some(next) = chunks.next() {
-            if let Err(Refused { error, value }) = joined.unsplit(next) {
-                return Err(Refused::new(
-                    error,
-                    [joined, value].into_iter().chain(chunks).collect(),
-                ));
-            }
-        }
-        Ok(joined)
+        let place = |chunk: &Self| (chunk.range.start, chunk.range.end);
+        join_all("a host buffer", chunks, place, Self::unsplit)
     }
 
     /// The whole buffer, from its last chunk.

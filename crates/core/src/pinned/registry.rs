@@ -37,6 +37,11 @@ fn generation() -> u64 {
 /// The errors of [`Device::detect`](crate::Device::detect).
 pub fn current_pinned_resource() -> Result<CurrentPinned> {
     not_forked(CURRENT)?;
+    current()
+}
+
+/// Like [`current_pinned_resource`], for a caller that is in no child of a fork.
+fn current() -> Result<CurrentPinned> {
     let default = || {
         let pool = PinnedPool::new(PinnedResource::of_process(&Device::of_process()?)?)?;
         Ok(Arc::new(CurrentPinned::Pool(pool)))
@@ -89,11 +94,12 @@ pub(super) fn allocate_fast(layout: Layout, mapped: bool) -> Option<NonNull<[u8]
     thread_cache::allocate(loaded.key, layout)
 }
 
-/// The current pinned resource. If it is a pool, [`allocate_fast`] uses it from now on.
+/// The current pinned resource. If it is a pool, [`allocate_fast`] uses it from now on. The caller is in no child of a
+/// fork.
 pub(super) fn load() -> Result<CurrentPinned> {
     // Read first: a resource that replaces the one below has a later generation.
     let generation = generation();
-    let current = current_pinned_resource()?;
+    let current = current()?;
     if let CurrentPinned::Pool(pool) = &current {
         let upstream = pool.upstream();
         let mapped = upstream.is_mapped() && upstream.device().properties().map_host_memory;

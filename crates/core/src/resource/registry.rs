@@ -72,9 +72,9 @@ fn make_default(device: &Device) -> Result<Arc<PoolResource>> {
     options.owner(PoolOwner::Default).build().map(Arc::new)
 }
 
-/// The process's current resource of `device`, and whether the process keeps it alive.
+/// The process's current resource of `device`, and whether the process keeps it alive. The caller is in no child of a
+/// fork.
 fn of_process(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
-    not_forked(CURRENT)?;
     let of_device = of_device(device);
     let keep = keeps_default(device);
     if external::is_inside() {
@@ -96,6 +96,11 @@ fn of_process(device: &Device) -> Result<(Arc<dyn DeviceResource>, bool)> {
 /// The device's memory from the process's memory manager, if it has one. `None` in a call of the manager.
 pub fn external_memory(device: &Device) -> Result<Option<Arc<dyn ExternalMemory>>> {
     not_forked("memory of a memory manager")?;
+    external_of_process(device)
+}
+
+/// Like [`external_memory`], for a caller that is in no child of a fork.
+fn external_of_process(device: &Device) -> Result<Option<Arc<dyn ExternalMemory>>> {
     let Some(open) = external::open(device)? else { return Ok(None) };
     of_device(device).external.get(keeps_default(device), open).map(Some)
 }
@@ -128,7 +133,7 @@ pub fn external_memory(device: &Device) -> Result<Option<Arc<dyn ExternalMemory>
 /// memory manager (`set_memory_manager`), from which vectors come then.
 pub fn default_device_pool(device: &Device) -> Result<Arc<PoolResource>> {
     not_forked(CURRENT)?;
-    if let Some(memory) = external_memory(device)? {
+    if let Some(memory) = external_of_process(device)? {
         let what = format!(
             "the default pool of {device} was asked for, where memory comes from the memory manager {}",
             memory.name()
@@ -169,6 +174,7 @@ pub(crate) fn current_handle(device: &Device) -> Result<ResourceHandle> {
     if let Some(cached) = thread_cache::lookup(context_id, generation) {
         return Ok(ResourceHandle::Current(cached));
     }
+    not_forked(CURRENT)?;
     let (resource, is_kept) = of_process(device)?;
     // The cache would keep alive what the process does not.
     let cached = if is_kept { thread_cache::insert(&resource, generation) } else { None };

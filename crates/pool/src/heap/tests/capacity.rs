@@ -6,8 +6,9 @@
 //! serve the trace: one that happens to suit it does not count. It is a multiple of a two
 //! thousandth of the trace's peak of live bytes, and told as a ratio to that peak.
 
-use super::{below, heap_of, measuring};
+use super::{heap_of, measuring};
 use crate::heap::{COMPLETE, Heap, Node};
+use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 
 const SHIFT: u32 = 8;
@@ -31,15 +32,15 @@ struct Trace {
 /// RMM's random allocations: `n` of 1 to `max` bytes. 73 in 100 steps allocate while fewer than
 /// 16,000 MiB are live, the others free a random one.
 fn random_trace(n: u32, max: u64, seed: u64) -> Trace {
-    let mut state = seed;
+    let mut random = Rng::with_seed(seed);
     let usage = 16_000u64 << 20;
     let mut ops = Vec::new();
     let mut live: Vec<(u32, u64)> = Vec::new();
     let (mut used, mut peak_bytes, mut count) = (0, 0, 0);
     for _ in 0..2 * n {
-        let size = 1 + below(&mut state, max);
+        let size = random.u64(1..=max);
         let allocates =
-            live.is_empty() || (below(&mut state, 100) < 73 && count < n && used + size < usage);
+            live.is_empty() || (random.u32(..100) < 73 && count < n && used + size < usage);
         if allocates {
             ops.push(Op::Take(count, u32::try_from(size.div_ceil(1 << SHIFT)).unwrap()));
             live.push((count, size));
@@ -47,8 +48,7 @@ fn random_trace(n: u32, max: u64, seed: u64) -> Trace {
             used += size;
             peak_bytes = peak_bytes.max(used);
         } else {
-            let at = below(&mut state, live.len() as u64) as usize;
-            let (slot, size) = live.swap_remove(at);
+            let (slot, size) = live.swap_remove(random.usize(..live.len()));
             ops.push(Op::Give(slot));
             used -= size;
         }

@@ -1,10 +1,11 @@
 //! Edges that random calls seldom meet: huge sizes, many tags, one size for all.
 
+use super::heap_of;
 use super::structure::walk;
-use super::{below, heap_of, next};
 use crate::heap::bins::{bin_of, largest_of};
 use crate::heap::nodes::BlockNode;
 use crate::heap::{COMPLETE, Heap, NotLive, Piece};
+use fastrand::Rng;
 
 const ANY: usize = usize::MAX;
 
@@ -15,11 +16,11 @@ fn a_block_costs_40_bytes() {
 
 #[test]
 fn every_size_lies_in_the_bin_that_says_so() {
-    let mut state = 7;
+    let mut random = Rng::with_seed(7);
     let edges = (0..32).flat_map(|bit| [(1u32 << bit) - 1, 1 << bit, (1 << bit) + 1]);
     let sizes = edges.chain(1..5000).chain([u32::MAX, u32::MAX - 1]);
-    let random = (0..5000).map(|_| (next(&mut state) as u32) >> below(&mut state, 32));
-    for units in sizes.chain(random.collect::<Vec<_>>()) {
+    let others = (0..5000).map(|_| random.u32(..) >> random.u32(..32));
+    for units in sizes.chain(others) {
         if units == 0 {
             continue;
         }
@@ -191,14 +192,14 @@ fn one_size_between_the_bins_leaves_no_memory_unused() {
     for units in [67u32, 131, 1030, 1061, 4099, 65_537] {
         let total = u64::from(units) * 700 + u64::from(units) / 2;
         let mut heap = heap_of(total);
-        let mut state = u64::from(units);
+        let mut random = Rng::with_seed(u64::from(units));
         let mut live: Vec<u32> = Vec::new();
         for round in 0..20_000 {
-            if below(&mut state, 100) < 60 {
+            if random.u32(..100) < 60 {
                 live.extend(heap.allocate(COMPLETE, units, 1, ANY).map(|taken| taken.node));
             } else if !live.is_empty() {
-                let at = below(&mut state, live.len() as u64) as usize;
-                heap.free(live.swap_remove(at), COMPLETE, round).unwrap();
+                let node = live.swap_remove(random.usize(..live.len()));
+                heap.free(node, COMPLETE, round).unwrap();
             }
         }
         // Every second goes and comes back, so that each hole has the very size.

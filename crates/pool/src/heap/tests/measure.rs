@@ -2,8 +2,9 @@
 //! `AQUIFER_MEASURE=1 cargo test --release --lib heap::tests::measure -- --nocapture`.
 
 use super::structure::walk;
-use super::{below, heap_of, measuring};
+use super::{heap_of, measuring};
 use crate::heap::{COMPLETE, Heap, Node};
+use fastrand::Rng;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -37,12 +38,12 @@ impl Figures {
 /// Frees a random one of `live` blocks and allocates another, of 1 to 4096 units.
 fn replace(live: usize, pairs: usize) -> Figures {
     let mut heap = heap_of((live as u64 * 2048 * 3 / 2).max(1 << 16));
-    let mut state = 42;
-    let size = |state: &mut u64| 1 + below(state, 4096) as u32;
-    let mut nodes: Vec<Node> = (0..live).map(|_| take(&mut heap, size(&mut state))).collect();
+    let mut random = Rng::with_seed(42);
+    let size = |random: &mut Rng| random.u32(1..=4096);
+    let mut nodes: Vec<Node> = (0..live).map(|_| take(&mut heap, size(&mut random))).collect();
     // What is random is made in advance. Both fit a `u32`.
     let steps: Vec<(u32, u32)> =
-        (0..pairs).map(|_| (below(&mut state, live as u64) as u32, size(&mut state))).collect();
+        (0..pairs).map(|_| (random.u32(..live as u32), size(&mut random))).collect();
     let mut pair = |&(at, units): &(u32, u32)| {
         let node = &mut nodes[at as usize];
         heap.free(*node, COMPLETE, 0).unwrap();

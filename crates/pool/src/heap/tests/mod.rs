@@ -9,18 +9,6 @@ mod structure;
 
 use super::{COMPLETE, Heap, Piece};
 
-/// One step of SplitMix64, and what it gives.
-pub(super) fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-pub(super) fn below(state: &mut u64, bound: u64) -> u64 {
-    next(state) % bound
-}
-
 /// Whether figures were asked for: the full measurements run then.
 pub(super) fn measuring() -> bool {
     std::env::var("AQUIFER_MEASURE").is_ok_and(|value| value == "1")
