@@ -47,7 +47,7 @@ pub mod sim;
 #[doc(inline)]
 pub use aquifer_core::interop;
 #[doc(inline)]
-pub use aquifer_core::{container, device, pinned, stream, transfer};
+pub use aquifer_core::{container, device, transfer};
 #[doc(inline)]
 pub use collective::Communicator;
 #[doc(inline)]
@@ -87,6 +87,27 @@ pub mod kernel {
     pub use aquifer_core::kernel::*;
     #[cfg(feature = "nvrtc")]
     pub use aquifer_nvrtc::{CompileOptions, compile_cuda};
+}
+
+pub mod pinned {
+    //! Host memory that the device reaches, which is page-locked, mapped or registered.
+    //!
+    //! [`PinnedAlloc`] and [`MappedAlloc`] are allocators of the process, for `Vec`, `Box` and `HashMap`. They take
+    //! memory from the [current resource](current_pinned_resource), by default a [`PinnedPool`]. [`PinnedResource`]
+    //! asks the driver for each block. [`Registered`] page-locks memory where it lies.
+
+    pub use aquifer_core::pinned::*;
+    pub use aquifer_mr::PolymorphicHostAllocator;
+}
+
+pub mod stream {
+    //! Streams, which are in-order queues of work on a device, with an identity of their own.
+    //!
+    //! An [`Event`] is a point in a [`Stream`], for which others wait. A [`Graph`] is the work that a stream was given
+    //! while it [captured](Stream::capture), to be launched again. A [`StreamPool`] has streams to take in turn.
+
+    pub use aquifer_core::stream::*;
+    pub use aquifer_mr::StreamPool;
 }
 
 pub mod mr {

@@ -15,10 +15,8 @@ use std::time::Duration;
 const LIBRARIES: [&str; 3] = ["numba==0.68.*", "numba-cuda[cu13]==0.30.*", "cupy-cuda13x==14.*"];
 
 /// NumPy's tests, in parts that take some two minutes each. A part is a process.
-const NUMPY_SUITES: [&[&str]; 2] = [
-    &["numpy._core"],
-    &["numpy.lib", "numpy.ma", "numpy.linalg", "numpy.fft", "numpy.random"],
-];
+const NUMPY_SUITES: [&[&str]; 2] =
+    [&["numpy._core"], &["numpy.lib", "numpy.ma", "numpy.linalg", "numpy.fft", "numpy.random"]];
 
 /// A virtual environment.
 struct Environment(PathBuf);

@@ -7,7 +7,7 @@ mod environment;
 mod target;
 
 #[cfg(feature = "nvtx")]
-pub use aquifer_nvtx::{HeapHandle, MemoryExtension, memory_extension, range};
+pub use aquifer_nvtx::{MemoryExtension, REGISTRATIONS, Registrations, memory_extension, range};
 pub use catch::{catch_panic, catch_panic_text};
 pub use emit::{
     DeferEvents, LEVEL, POOL, defer_events, defer_events_under_lock, emit, emit_deferred,

@@ -12,6 +12,8 @@ mod driver_pool;
 mod fixed_size;
 mod managed;
 mod managed_alloc;
+mod polymorphic_host;
+mod stream_pool;
 mod system;
 
 use aquifer_core::{device, inside, resource, stream};
@@ -37,6 +39,8 @@ pub use driver_pool::{AsyncOptions, AsyncResource, AsyncStatistics};
 pub use fixed_size::{FixedSizeOptions, FixedSizeResource};
 pub use managed::{ManagedOptions, ManagedResource};
 pub use managed_alloc::ManagedAlloc;
+pub use polymorphic_host::PolymorphicHostAllocator;
+pub use stream_pool::StreamPool;
 pub use system::{SystemOptions, SystemResource};
 
 crate::sync::for_models! {

@@ -4,6 +4,8 @@
 mod injection;
 mod memory;
 mod ranges;
+mod registrations;
 
 pub use memory::{HeapHandle, MemoryExtension, memory_extension};
 pub use ranges::range;
+pub use registrations::{REGISTRATIONS, Registrations};

@@ -1,9 +1,6 @@
 //! Host memory that the device reaches, which is page-locked, mapped or registered.
 //!
-//! [`PinnedAlloc`] and [`MappedAlloc`] are allocators of the process, for `Vec`, `Box` and `HashMap`. They take memory
-//! from the [current resource](current_pinned_resource), by default a [`PinnedPool`]. [`PinnedResource`] asks the
-//! driver for each block.
-//! [`Registered`] page-locks memory where it lies.
+//! `aquifer::pinned` says which type is for what.
 
 mod address_map;
 pub(crate) mod allocator;
@@ -16,7 +13,6 @@ mod mapped_alloc;
 mod ordinary;
 mod pinned_alloc;
 mod pinned_resource;
-mod polymorphic;
 mod pool;
 mod pool_core;
 mod pool_options;
@@ -38,7 +34,6 @@ pub use host_chunk::HostChunk;
 pub use mapped_alloc::MappedAlloc;
 pub use pinned_alloc::PinnedAlloc;
 pub use pinned_resource::{PinnedOptions, PinnedResource};
-pub use polymorphic::PolymorphicHostAllocator;
 pub use pool::PinnedPool;
 pub use pool_options::PinnedPoolOptions;
 pub use pool_statistics::PinnedPoolStatistics;

@@ -1,7 +1,6 @@
 //! Streams, which are in-order queues of work on a device, with an identity of their own.
 //!
-//! An [`Event`] is a point in a [`Stream`], for which others wait. A [`Graph`] is the work that a stream was given
-//! while it [captured](Stream::capture), to be launched again. A [`StreamPool`] has streams to take in turn.
+//! `aquifer::stream` says which type is for what.
 
 pub(crate) mod call;
 pub(crate) mod capture;
@@ -18,7 +17,6 @@ mod per_thread;
 pub(crate) mod poller;
 pub(crate) mod pool_handles;
 mod regions;
-mod stream_pool;
 mod synchronized;
 
 pub use crate::event::Event;
@@ -31,7 +29,6 @@ pub use handle::Stream;
 pub(crate) use handle::{CAPTURED_ELSEWHERE, Capture};
 pub use per_thread::PerThreadStream;
 pub(crate) use pool_handles::PoolHandles;
-pub use stream_pool::StreamPool;
 pub use synchronized::Synchronized;
 
 #[cfg(test)]

@@ -45,10 +45,6 @@ impl MemoryHooks {
     /// Sets the pool's number.
     pub(super) fn set_pool(&self, number: u64) {
         let _ = self.pool.set(number);
-        #[cfg(feature = "nvtx")]
-        if let Some(tool) = &self.tool {
-            tool.set_pool(number);
-        }
     }
 
     fn pool(&self) -> u64 {
@@ -59,7 +55,7 @@ impl MemoryHooks {
     pub(super) fn heap_register(&self, address: u64, bytes: usize) {
         #[cfg(feature = "nvtx")]
         if let Some(tool) = &self.tool {
-            tool.heap_register(address, bytes);
+            tool.heap_register(self.pool(), address, bytes);
         }
         if let Some(regions) = self.device.as_ref().and_then(|device| device.driver().regions()) {
             regions.heap_register(self.pool(), DeviceRange { address, bytes });
@@ -70,7 +66,7 @@ impl MemoryHooks {
     pub(super) fn heap_unregister(&self, stream: Option<&Stream>, address: u64, bytes: usize) {
         #[cfg(feature = "nvtx")]
         if let Some(tool) = &self.tool {
-            tool.heap_unregister(stream, address, bytes);
+            tool.heap_unregister(self.pool(), stream, address, bytes);
         }
         #[cfg(not(feature = "nvtx"))]
         let _ = stream;
@@ -83,7 +79,7 @@ impl MemoryHooks {
     pub(super) fn region_register(&self, stream: &Stream, address: u64, bytes: usize) {
         #[cfg(feature = "nvtx")]
         if let Some(tool) = &self.tool {
-            tool.region_register(stream, address, bytes);
+            tool.region_register(self.pool(), stream, address, bytes);
         }
         if self.follows(stream) {
             stream.region_register(self.pool(), DeviceRange { address, bytes });
@@ -100,7 +96,7 @@ impl MemoryHooks {
     ) {
         #[cfg(feature = "nvtx")]
         if let Some(tool) = &self.tool {
-            tool.region_unregister(stream, address);
+            tool.region_unregister(self.pool(), stream, address);
         }
         if self.follows(stream) {
             let region = DeviceRange { address, bytes };

@@ -133,5 +133,5 @@ macro_rules! forward {
 }
 
 forward!(allocator_api2::alloc);
-#[cfg(aquifer_std_allocator)]
+#[cfg(feature = "std-allocator")]
 forward!(std::alloc);

@@ -1,8 +1,8 @@
 //! Streams that are made once and taken in turn.
 
-use super::handle::Stream;
 use crate::device::Device;
 use crate::error::{Result, ensure};
+use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicUsize, Ordering};
 
