@@ -2,7 +2,7 @@
 //! have to run and to print their rows.
 
 use crate::Place;
-use crate::cargo::{cargo, programs};
+use crate::cargo::{cargo, programs_by_target};
 use crate::process::{quiet, shown};
 use crate::report::Verdict;
 use crate::rows::{Row, parse};
@@ -80,7 +80,8 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
         let build = ["bench", "-p", package, "--bench", bench, "--no-run"];
         shown(cargo(place).args(build), None)?.ok()?;
         let told = quiet(cargo(place).args(build).arg("--message-format=json"), None)?.ok()?;
-        let program = programs(&told.text).remove(bench).context("cargo named no bench")?;
+        let program =
+            programs_by_target(&told.text).remove(bench).context("cargo named no bench")?;
         let mut command = Command::new(program);
         command
             .current_dir(&place.root)

@@ -1,7 +1,8 @@
 //! The steps that are one call of cargo, and what the others need of it.
 
 use crate::Place;
-use crate::process::{quiet, shown};
+use crate::process::{Finished, quiet, shown};
+use crate::programs;
 use crate::report::Verdict;
 use crate::source_rules::links;
 use anyhow::{Result, bail};
@@ -108,15 +109,9 @@ fn clippy_with(place: &Place, what: &[&str]) -> Result<Verdict> {
 }
 
 pub(crate) fn test(place: &Place) -> Result<Verdict> {
-    tests(cargo(place).args([
-        "test",
-        "--workspace",
-        OPTIONS,
-        "--lib",
-        "--bins",
-        "--tests",
-        "--no-fail-fast",
-    ]))
+    let mut build = cargo(place);
+    build.args(["test", "--workspace", OPTIONS, "--lib", "--bins", "--tests"]);
+    programs::run(place, build, &[])
 }
 
 pub(crate) fn test_minimal(place: &Place) -> Result<Verdict> {
@@ -124,9 +119,10 @@ pub(crate) fn test_minimal(place: &Place) -> Result<Verdict> {
     let packages = ["aquifer", "aquifer-core", "aquifer-driver", "aquifer-plug"];
     let mut test = cargo(place);
     test.arg("test").args(packages.iter().flat_map(|name| ["-p", name]));
-    test.args(["--no-default-features", "--lib", "--tests", "--no-fail-fast"]);
+    test.args(["--no-default-features", "--lib", "--tests"]);
     // On the way without a lock, which pools do not take where the simulated device follows them.
-    tests(test.env("AQUIFER_TEST_POOL_CHECKS", "off"))
+    test.env("AQUIFER_TEST_POOL_CHECKS", "off");
+    programs::run(place, test, &[])
 }
 
 /// The features that cut events out of the program, one after the other: each is a build of its own.
@@ -208,7 +204,7 @@ pub(crate) fn build_tests(
         println!("{}", finished.text);
         bail!("the tests do not compile");
     }
-    let programs = programs(&finished.text);
+    let programs = programs_by_target(&finished.text);
     if let Some(missing) = targets.iter().find(|target| !programs.contains_key(*target)) {
         bail!("cargo built no program for {missing}");
     }
@@ -216,7 +212,7 @@ pub(crate) fn build_tests(
 }
 
 /// The programs that cargo's messages say it built, by their targets.
-pub(crate) fn programs(messages: &str) -> BTreeMap<String, PathBuf> {
+pub(crate) fn programs_by_target(messages: &str) -> BTreeMap<String, PathBuf> {
     let program = |line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let name = message.pointer("/target/name")?.as_str()?;
@@ -227,10 +223,15 @@ pub(crate) fn programs(messages: &str) -> BTreeMap<String, PathBuf> {
 
 /// Runs a test command; at least one test must have run. The note counts them.
 pub(crate) fn tests(command: &mut Command) -> Result<Verdict> {
-    let finished = shown(command, None)?;
-    let counts = Counts::of(&finished.text);
-    if !finished.status.success() {
-        bail!("{}: {}{}", finished.status, counts.note(), failures(&finished.text));
+    judge_tests(&[shown(command, None)?])
+}
+
+/// What the processes of a test harness say together.
+pub(crate) fn judge_tests(processes: &[Finished]) -> Result<Verdict> {
+    let text: String = processes.iter().map(|finished| finished.text.as_str()).collect();
+    let counts = Counts::of(&text);
+    if let Some(failed) = processes.iter().find(|finished| !finished.status.success()) {
+        bail!("{}: {}{}", failed.status, counts.note(), failures(&text));
     }
     if counts.passed == 0 {
         bail!("no test ran");
@@ -374,7 +375,7 @@ mod tests {
 {"reason":"compiler-artifact","target":{"name":"aquifer"},"filenames":["/t/libaquifer.rlib"],"executable":null}
 {"reason":"compiler-artifact","target":{"name":"loom_gate"},"filenames":["/t/gate-1"],"executable":"/t/gate-1"}
 warning: no JSON"#;
-        let found = programs(messages);
+        let found = programs_by_target(messages);
         assert_eq!(found, BTreeMap::from([("loom_gate".into(), PathBuf::from("/t/gate-1"))]));
     }
 

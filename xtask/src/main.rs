@@ -16,6 +16,7 @@ mod msrv;
 mod mutants;
 mod nightly;
 mod process;
+mod programs;
 mod python;
 mod report;
 mod rows;

@@ -4,6 +4,7 @@
 use crate::Place;
 use crate::cargo::{cargo, of_the_library, prepared, tests};
 use crate::process::{quiet, shown};
+use crate::programs;
 use crate::report::Verdict;
 use anyhow::{Result, bail};
 use std::process::Command;
@@ -14,7 +15,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const STD_ALLOCATOR: (u32, u32) = (1, 100);
 
 /// What the compile-fail tests compare is the text of the tested compiler, not of a nightly.
-const NO_COMPILE_FAIL: [&str; 3] = ["--", "--skip", "compile_fail"];
+const NO_COMPILE_FAIL: [&str; 2] = ["--skip", "compile_fail"];
 
 /// They need an address that was freed to come back, which AddressSanitizer keeps from them.
 const NEEDS_AN_ADDRESS_AGAIN: [&str; 2] =
@@ -78,15 +79,13 @@ pub(crate) fn asan(place: &Place) -> Result<Verdict> {
         // The soaks save more time by it than it costs.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
         .args(["test", "--lib", "--tests", "--target", TARGET])
-        .args(of_the_library())
-        .args(NO_COMPILE_FAIL)
-        .args(NEEDS_AN_ADDRESS_AGAIN);
+        .args(of_the_library());
     // Tests forget guards and transfers on purpose, and ask for more memory than there is: neither what
     // they leak nor a refusal is an error.
     if std::env::var_os("ASAN_OPTIONS").is_none() {
         command.env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
     }
-    tests(&mut command)
+    programs::run(place, command, &[&NO_COMPILE_FAIL[..], &NEEDS_AN_ADDRESS_AGAIN].concat())
 }
 
 pub(crate) fn miri(place: &Place) -> Result<Verdict> {
@@ -116,6 +115,7 @@ pub(crate) fn tsan(place: &Place) -> Result<Verdict> {
         .env("RUSTFLAGS", "-Zsanitizer=thread")
         .args(["test", "-Zbuild-std", "--lib", "--tests", "--target", TARGET])
         .args(of_the_library())
+        .arg("--")
         .args(NO_COMPILE_FAIL);
     tests(&mut command)
 }

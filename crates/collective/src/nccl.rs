@@ -201,7 +201,7 @@ impl CollectiveCalls for CudaDriver {
                     let refused = DriverError::new("ncclCommInitRank", DriverError::NOT_SUPPORTED);
                     let driver: &Self = driver.downcast_ref().ok_or(refused)?;
                     // NCCL takes the device of the current context.
-                    driver.with_context(|| {
+                    driver.in_context(|| {
                         // SAFETY: `handle` stays where it is until the group has ended, which writes it.
                         unsafe {
                             nccl.comm_init_rank(
@@ -233,7 +233,7 @@ impl CollectiveCalls for CudaDriver {
             let nccl = Nccl::get()?;
             // SAFETY: the caller's contract.
             let run = || unsafe { nccl.run(work) };
-            return if self.thread_has_context()? { run() } else { self.with_context(run) };
+            return if self.thread_has_context()? { run() } else { self.in_context(run) };
         }
         nccl(self, |nccl| {
             // SAFETY: the caller's contract.

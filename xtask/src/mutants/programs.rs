@@ -4,7 +4,7 @@ use super::modules::MODULES;
 use super::places::Mutation;
 use super::rewrite::{ASKS, VARIABLE, Written, blamed, rewrite};
 use crate::Place;
-use crate::cargo::{OPTIONS, cargo, prepared, programs};
+use crate::cargo::{OPTIONS, cargo, prepared, programs_by_target};
 use crate::process::{Finished, quiet, quiet_until};
 use crate::tree;
 use anyhow::{Context as _, Result, bail};
@@ -63,7 +63,7 @@ impl Programs {
             tree::write(&root, &mutated, place)?;
             let finished = compile(place, &root, targets)?;
             if finished.status.success() {
-                let by_target = programs(&finished.text);
+                let by_target = programs_by_target(&finished.text);
                 if let Some(missing) =
                     targets.iter().find(|target| !by_target.contains_key(*target))
                 {

@@ -109,7 +109,7 @@ impl CudaDriver {
     }
 
     /// Calls a library of CUDA with the context current.
-    pub fn with_context<R, E: From<DriverError>>(
+    pub fn in_context<R, E: From<DriverError>>(
         &self,
         call: impl FnOnce() -> Result<R, E>,
     ) -> Result<R, E> {
