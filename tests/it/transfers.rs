@@ -339,19 +339,20 @@ fn a_driver_call_that_fails_gives_the_buffers_back() {
 
 #[test]
 fn an_upload_to_a_new_vector_that_fails_gives_the_host_buffer_back() {
-    for (call, code, kind, allocated) in [
-        ("cuMemAlloc", 2, ErrorKind::OutOfMemory, 0),
-        ("cuEventCreate", 999, ErrorKind::Driver, 4),
-        ("cuMemcpyHtoDAsync", 999, ErrorKind::Driver, 4),
-        ("cuEventRecord", 999, ErrorKind::Driver, 4),
+    for (call, allocated) in [
+        // Not out of memory, after which what other tests have deferred is freed and the call is made again.
+        ("cuMemAlloc", 0),
+        ("cuEventCreate", 4),
+        ("cuMemcpyHtoDAsync", 4),
+        ("cuEventRecord", 4),
     ] {
         let (device, simulator) = support::simulated(SimConfig::default());
         let stream = device.new_stream().unwrap();
         let host = pinned(&device, &[7; 4]);
-        simulator.fail_call(call, 1, code).unwrap();
+        simulator.fail_call(call, 1, 999).unwrap();
         let plain = CudaResource::new(&device);
         let begun = with_device_resource(plain, || stream.upload_new(host));
-        let (host, vec) = refused(begun, kind);
+        let (host, vec) = refused(begun, ErrorKind::Driver);
         assert_eq!((&host[..], vec.len()), (&[7; 4][..], allocated), "{call}");
         assert_eq!(vec.stream(), &stream);
         drop(vec);

@@ -64,9 +64,10 @@ fn a_pool_gives_memory_back_beside_work_of_another_stream() {
     let took = started.elapsed();
     assert!(!done.is_complete().unwrap(), "the kernel ended first, after {took:?}");
     assert_eq!(pool.statistics().reserved, 0);
-    assert!(took < Duration::from_millis(100), "{took:?}");
-    if let Some(simulator) = device.simulator() {
-        simulator.resume(&busy).unwrap();
+    match device.simulator() {
+        // Its stream stalls until here, so nothing waited for it, however busy this machine is.
+        Some(simulator) => simulator.resume(&busy).unwrap(),
+        None => assert!(took < Duration::from_millis(100), "{took:?}"),
     }
     busy.synchronize().unwrap();
 }
