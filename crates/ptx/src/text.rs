@@ -32,7 +32,7 @@ pub enum PtxError {
     NotPtx(String),
     /// No compiler of PTX takes the text.
     Malformed(&'static str),
-    /// The text has these entries, in its own order, [`KNOWN`] at most.
+    /// The text has these entries, in its own order, at most as many as make a sentence.
     NoEntry(Vec<String>),
 }
 
