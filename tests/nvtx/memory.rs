@@ -4,6 +4,7 @@ use crate::tool::{KIB, Told, assert_all_is_over, beside_tool, give, on_threads, 
 use crate::{MIB, support};
 use aquifer::{
     CudaResource, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,
+    container::Growth,
     mr::{ArenaResource, BinningResource, FixedSizeResource, VirtualResource},
 };
 use std::sync::{Arc, Barrier, Mutex};
@@ -132,32 +133,26 @@ fn resources_that_are_pools_are_seen() {
     });
 }
 
-/// A tool knows memory by heaps. So a pool over mapped memory takes blocks, each of which is one mapping.
+/// A tool takes no heap in mapped memory. So such a pool is as it is without the tool, and tells it nothing.
 #[test]
-fn a_pool_over_mapped_memory_takes_blocks() {
-    watched("memory::a_pool_over_mapped_memory_takes_blocks", || {
+fn a_pool_over_mapped_memory_is_not_followed() {
+    watched("memory::a_pool_over_mapped_memory_is_not_followed", || {
         let device = support::device();
         let stream = device.new_stream().unwrap();
         let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
-        let blocks = [take(&pool, &stream, 1000), take(&pool, &stream, 40 * MIB)];
-        let told = Told::now();
-        assert_eq!((told.heaps.len(), told.regions.len()), (2, 2));
-        assert!(blocks.iter().all(|block| told.is_live(block)));
-        let map = pool.memory_map();
-        let heaps: Vec<_> = told.heaps.iter().map(|(at, heap)| (*at as u64, heap.0)).collect();
-        assert_eq!(map.upstream_blocks, heaps);
-        if let Some(simulator) = device.simulator() {
-            assert_eq!(simulator.call_count("cuMemMap"), 2);
-        }
-        blocks.into_iter().for_each(|block| give(&pool, &stream, block));
-        pool.wait_and_trim(0).unwrap();
-        assert_all_is_over();
-        // A vector moves as it grows.
         let mut vec = DeviceVec::<u8>::zeroed_in(&stream, 4 * MIB, pool.clone()).unwrap();
         vec.resize(40 * MIB, 7).unwrap();
         assert_eq!((vec.get(0).unwrap(), vec.get(40 * MIB - 1).unwrap()), (0, 7));
+        assert_eq!(vec.growth(), Some(Growth::InPlace), "the pool maps handles");
         drop((vec, pool));
         stream.synchronize().unwrap();
+        let told = Told::now();
+        assert_eq!((told.heaps.len(), told.regions.len(), told.ever, told.refused), (0, 0, 0, 0));
+        // Another pool is followed beside it.
+        let plain = PoolResource::new(CudaResource::new(&device)).unwrap();
+        let block = take(&plain, &stream, 1000);
+        give(&plain, &stream, block);
+        drop(plain);
         assert_all_is_over();
     });
 }

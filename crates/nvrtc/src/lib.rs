@@ -1,4 +1,5 @@
 //! Kernels of CUDA C++, which NVRTC compiles when the program runs.
+#![cfg(feature = "cuda")]
 #![deny(missing_docs, missing_debug_implementations)]
 
 mod compile;

@@ -11,6 +11,7 @@ use crate::error::{Result, ensure};
 use crate::impls::Count;
 use crate::pool::{MappedMemory, Pool, Upstream};
 use crate::resource::device_resource::DeviceResource;
+use crate::resource::mapped::Mappable;
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
     /// A pool with default options. It starts empty, grows as it needs to, and has no maximum size but the upstream's.
@@ -42,7 +43,8 @@ impl<U: DeviceResource + 'static> PoolOptions<U> {
         let mut settings = self.check()?;
         let initial = self.initial_size;
         let maximum = settings.limits.has_maximum().then(|| settings.limits.maximum());
-        let hooks = MemoryHooks::find(self.upstream.device());
+        let is_mapped = matches!(self.upstream.mappable(), Mappable::Mapped(_));
+        let hooks = MemoryHooks::find(self.upstream.device(), is_mapped);
         let memory = self.mapped_memory(hooks.as_ref().is_some_and(MemoryHooks::has_tool))?;
         let driver = PoolDriver::new(self.upstream, self.alignment, self.owner, memory, hooks);
         let granule = driver.mapped().map_or(0, MappedMemory::granularity) as usize;

@@ -38,7 +38,7 @@ impl<U: DeviceResource> PoolOptions<U> {
                     Err(error.within("a pool was asked to map handles").with_advice(BLOCKS))
                 }
             },
-            (_, Mappable::Mapped(memory)) => Ok((!has_tool).then(|| memory.clone())),
+            (_, Mappable::Mapped(memory)) => Ok(Some(memory.clone())),
         }
     }
 }
