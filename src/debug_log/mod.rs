@@ -77,9 +77,9 @@
 //! `aquifer pool 17, chunk`. Each block that a user has is a region of it, named
 //! `aquifer pool 17, stream 16`. The rest of a heap is forbidden to such a tool. So it reports an access that
 //! leaves its block at the end, or that comes after the free. Without the extension it does not. A mock
-//! tool in the tests shows which calls are made, and when. Mapped memory
-//! ([`VirtualResource`](crate::mr::VirtualResource)) is not registered, since compute-sanitizer refuses heaps in it. By
-//! its manual, compute-sanitizer prints
+//! tool in the tests shows which calls are made, and when. A pool over a
+//! [`VirtualResource`](crate::mr::VirtualResource) registers nothing, since compute-sanitizer refuses heaps in mapped
+//! memory. Over an adaptor around one it registers heaps, and the tool warns. By its manual, compute-sanitizer prints
 //! names with leaks and unused memory alone. Its option `--nvtx` is on by default since CUDA 12.
 //!
 //! The crate looks for the tool once, when the program's first pool is built. compute-sanitizer is

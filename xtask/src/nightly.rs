@@ -2,7 +2,7 @@
 //! and say so.
 
 use crate::Place;
-use crate::cargo::{cargo, of_the_library, prepared, tests};
+use crate::cargo::{cargo, of_the_library, prepared, tests, without_cuda};
 use crate::process::{quiet, shown};
 use crate::programs;
 use crate::report::Verdict;
@@ -97,7 +97,7 @@ pub(crate) fn miri(place: &Place) -> Result<Verdict> {
     if std::env::var_os("MIRIFLAGS").is_none() {
         command.env("MIRIFLAGS", "-Zmiri-disable-isolation");
     }
-    command.args(["miri", "test", "--no-default-features", "--lib"]).args(of_the_library());
+    command.args(["miri", "test", "--no-default-features", "--lib"]).args(without_cuda());
     tests(&mut command)
 }
 

@@ -1,16 +1,28 @@
 //! The programs of a test command, as many at a time as the machine has cores. `cargo test` runs one after the other, and
-//! many of them have one thread or sleep.
+//! many of them have one thread or sleep. Programs that share a GPU run alone.
 
 use crate::Place;
 use crate::cargo::{judge_tests, prepared};
-use crate::process::{on_all_cores, quiet, shown};
+use crate::process::{Finished, on_all_cores, quiet, shown};
 use crate::report::Verdict;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// Those that take the longest, which begin first.
 const LONGEST: [&str; 4] = ["serial", "it", "adversary", "family"];
+
+/// A program that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(1200);
+
+/// Whether the programs take a GPU, which they share.
+fn uses_a_gpu() -> bool {
+    match std::env::var("AQUIFER_BACKEND") {
+        Ok(backend) => backend != "sim",
+        Err(_) => Path::new("/dev/nvidiactl").exists(),
+    }
+}
 
 /// A program of tests.
 #[derive(Debug, PartialEq)]
@@ -35,16 +47,22 @@ pub(crate) fn run(place: &Place, mut test: Command, of_harness: &[&str]) -> Resu
         .get_envs()
         .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
         .collect();
-    let finished = on_all_cores(&programs, |program| {
+    let run = |program: &Program| {
+        println!("$ {}", program.executable.display());
         let mut command = prepared(place, Command::new(&program.executable));
         // As cargo does, for the tests that ask.
         command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
         command.env("CARGO_PKG_NAME", &program.package);
         command.envs(variables.iter().cloned()).args(of_harness);
-        let finished = quiet(&mut command, None)?;
-        println!("$ {}\n{}", program.executable.display(), finished.text);
+        let finished = quiet(&mut command, Some(LIMIT))
+            .with_context(|| program.executable.display().to_string())?;
+        println!("of {}:\n{}", program.executable.display(), finished.text);
         Ok(finished)
-    });
+    };
+    let finished: Vec<Result<Finished>> = match uses_a_gpu() {
+        true => programs.iter().map(run).collect(),
+        false => on_all_cores(&programs, run),
+    };
     judge_tests(&finished.into_iter().collect::<Result<Vec<_>>>()?)
 }
 

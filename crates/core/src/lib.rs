@@ -11,7 +11,7 @@
 //! | `order` | the order between a use on some stream and the memory's home |
 //! | [`container`] | typed memory on the device; its copies that wait |
 //! | [`transfer`] | copies that own or borrow host memory while they run |
-//! | `interop` | cudarc's traits, and sources in CUDA C++ |
+//! | `interop` | cudarc's traits |
 // What the crates above share is hidden in the documentation of `aquifer`, and may name what is private here.
 #![allow(rustdoc::private_intra_doc_links)]
 #![deny(missing_docs, missing_debug_implementations)]

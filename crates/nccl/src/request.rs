@@ -200,14 +200,15 @@ impl<'a> Request<'a> {
     fn order(&self) -> Result<StreamCall<'a>> {
         let (stream, policy) = (self.communicator.stream(), CapturePolicy::Refuse(COLLECTIVE));
         // NCCL may wait for other ranks, whose threads may be about to capture.
-        let mut call = stream.begin_blocking_call(&Patience::new())?;
+        let patience = Patience::new();
+        let mut call = stream.begin_blocking_call(&patience)?;
         let memory = || [&self.read, &self.written].into_iter().flatten();
         if memory().all(|memory| memory.is_in_order_on(stream)) {
             call.refuse_capture(COLLECTIVE)?;
             return Ok(call);
         }
         for memory in memory() {
-            call = memory.order_in(stream, call, policy)?;
+            call = memory.order_in(stream, call, policy, &patience)?;
         }
         call.mark_blocking();
         Ok(call)

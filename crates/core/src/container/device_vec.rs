@@ -92,12 +92,14 @@ impl<T: Pod> DeviceVec<T> {
         Ok(vec)
     }
 
-    /// A vector that has no memory and takes none, in place of one that could not be made.
-    pub(crate) fn without_memory(stream: &Stream) -> Self {
-        let resource = CudaResource::new(stream.device()).into_shared();
+    /// A vector without memory, in place of one that could not be made. `None` for elements without a size.
+    pub(crate) fn without_memory(stream: &Stream) -> Option<Self> {
+        refuse_zero_sized::<T>().ok()?;
+        let plain = |_| ResourceHandle::from(CudaResource::new(stream.device()).into_shared());
+        let resource = current_handle(stream.device()).unwrap_or_else(plain);
         let block = DeviceBlock::new(0, 0, 0);
-        let buffer = Buffer::from_block(stream, block, align_of::<T>(), resource.into());
-        Self { buffer, length: 0, elements: PhantomData }
+        let buffer = Buffer::from_block(stream, block, align_of::<T>(), resource);
+        Some(Self { buffer, length: 0, elements: PhantomData })
     }
 
     /// A vector with the elements of `source`, whose copy is complete when this returns.

@@ -39,8 +39,10 @@ fn begin_copy<'s>(
         return Ok(None);
     }
     // Memory that is not page-locked is staged, behind what the stream has to do.
-    let call = stream.begin_blocking_call(&Patience::new())?;
-    let call = memory.order_in(stream, call, CapturePolicy::Refuse("work on host memory"))?;
+    let patience = Patience::new();
+    let call = stream.begin_blocking_call(&patience)?;
+    let policy = CapturePolicy::Refuse("work on host memory");
+    let call = memory.order_in(stream, call, policy, &patience)?;
     // Where the gate had to be left for the home's.
     call.mark_blocking();
     Ok(Some(call))

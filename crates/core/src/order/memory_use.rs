@@ -102,11 +102,12 @@ impl MemoryUse<'_> {
         stream: &'s Stream,
         call: StreamCall<'s>,
         policy: CapturePolicy,
+        patience: &Patience,
     ) -> Result<StreamCall<'s>> {
         if *stream != *self.home {
             self.require_access(call.device())?;
         }
-        self.order(stream, call, policy, &Patience::new())
+        self.order(stream, call, policy, patience)
     }
 
     fn order<'s>(

@@ -25,8 +25,7 @@ use crate::stream::{Stream, deferred};
 /// whose sizes change all the time takes little more than it uses, and gives memory back beside a kernel that runs
 /// long. Memory moves in the steps [`GrowToMaximum`](crate::mr::MissStep::GrowToMaximum),
 /// [`Gather`](crate::mr::MissStep::Gather) and [`Trim`](crate::mr::MissStep::Trim) of the pool's policy. A pool over an
-/// adaptor around this resource takes blocks, as does one that a tool of NVTX's memory extension watches. A maximum is
-/// rounded down to whole granules. An initial size is rounded up to them, within the maximum. A pool over
+/// adaptor around this resource takes blocks. A maximum is rounded down to whole granules. An initial size is rounded up to them, within the maximum. A pool over
 /// [`CudaResource`](crate::CudaResource) does the same with [`Handles::On`](crate::mr::Handles::On). So this resource
 /// is for blocks by themselves, and for programs that want an error elsewhere.
 ///

@@ -132,8 +132,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The errors of [`upload`](Self::upload), and those of the allocation. The buffers come back in the error. A vector
-    /// that could not be allocated is empty there.
+    /// The errors of [`upload`](Self::upload), and those of the allocation. The host's buffer comes back in the error, with
+    /// an empty vector: nothing was written to the new one.
     #[track_caller]
     pub fn upload_new<B: HostBuffer>(&self, mut host: B) -> Result<Transfer<B>, TransferError<B>> {
         let _site = CallSite::enter();
@@ -142,11 +142,18 @@ impl Stream {
         let device = match unsafe { DeviceVec::uninit(self, length) } {
             Ok(device) => device,
             Err(error) => {
-                let buffers = Some(Box::new((host, DeviceVec::without_memory(self))));
+                let device = DeviceVec::without_memory(self);
+                let buffers = device.map(|device| Box::new((host, device)));
                 return Err(TransferError { error, buffers });
             }
         };
-        self.upload(host, device)
+        self.upload(host, device).map_err(|mut failed| {
+            // No element of it is written, and safe code may read what a vector has.
+            if let Some(buffers) = &mut failed.buffers {
+                buffers.1.clear();
+            }
+            failed
+        })
     }
 
     /// Copies `device` to `host`, of the same length, on this stream. It returns at once if the host's memory is

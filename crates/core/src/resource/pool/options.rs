@@ -94,8 +94,8 @@ pub enum PoolOwner {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Handles {
-    /// The pool takes handles over [`VirtualResource`](crate::mr::VirtualResource), unless a tool of NVTX's memory
-    /// extension watches. Over any other resource it takes blocks.
+    /// The pool takes handles over [`VirtualResource`](crate::mr::VirtualResource). Over any other resource it takes
+    /// blocks.
     #[default]
     Auto,
     /// The pool takes handles over [`CudaResource`](crate::CudaResource) and `VirtualResource`.
