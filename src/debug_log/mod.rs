@@ -79,7 +79,8 @@
 //! leaves its block at the end, or that comes after the free. Without the extension it does not. A mock
 //! tool in the tests shows which calls are made, and when. A pool over a
 //! [`VirtualResource`](crate::mr::VirtualResource) registers nothing, since compute-sanitizer refuses heaps in mapped
-//! memory. Over an adaptor around one it registers heaps, and the tool warns. By its manual, compute-sanitizer prints
+//! memory. Over an adaptor around one, or over such a pool, a pool registers
+//! heaps, and the tool warns. By its manual, compute-sanitizer prints
 //! names with leaks and unused memory alone. Its option `--nvtx` is on by default since CUDA 12.
 //!
 //! The crate looks for the tool once, when the program's first pool is built. compute-sanitizer is

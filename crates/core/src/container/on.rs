@@ -3,8 +3,7 @@
 use super::view::{DeviceSlice, DeviceSliceMut, lengths};
 use crate::driver::CallSite;
 use crate::error::Result;
-use crate::order::CapturePolicy;
-use crate::order::StreamRef;
+use crate::order::{CapturePolicy, StreamRef};
 use bytemuck::Pod;
 use std::fmt;
 

@@ -22,8 +22,8 @@ pub(super) struct MemoryHooks {
 }
 
 impl MemoryHooks {
-    /// `None` if nothing follows pools of this device. A tool follows no `mapped` memory, of which it takes no heap, as
-    /// compute-sanitizer of CUDA 13.0 says on an H200.
+    /// `None` if nothing follows pools of this device. A tool follows no pool over mapped memory (`is_mapped`), in which
+    /// compute-sanitizer of CUDA 13.0 refused each heap on an H200.
     pub(super) fn find(device: &Device, is_mapped: bool) -> Option<Self> {
         #[cfg(not(feature = "nvtx"))]
         let _ = is_mapped;

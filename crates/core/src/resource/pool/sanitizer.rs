@@ -13,8 +13,8 @@
 //!   takes the cold path in and out, and a free waits for its stream.
 //! - INV-2. If INV-1 cannot be waited for, in a capture or after a driver's error, the region stays until its memory is
 //!   allocated again or returned to upstream, since each launch of a graph may use it.
-//! - INV-3. A pool over a pool has the addresses of the lower one. So it registers no heaps, and its blocks are regions
-//!   of the lower one's.
+//! - INV-3. A pool over a pool has the addresses of the lower one. Where that one is followed, the upper one registers no
+//!   heaps, and its blocks are regions of the lower one's.
 //!
 //! The table of heaps and regions is locked over calls of the tool, which so sees the events of an address in order. It is
 //! never locked over calls of the driver.
