@@ -484,6 +484,29 @@ typedef struct aquifer_api {
    page-locked memory, too.
    */
   aquifer_status (*wait_and_trim)(struct aquifer_stack *stack, size_t keep, size_t *released);
+  /*
+   Waits for all work of the devices, and gives free page-locked memory back, as long as the pool keeps `keep` bytes.
+   */
+  aquifer_status (*host_trim)(size_t keep, size_t *released);
+  /*
+   What the pool of page-locked memory holds: live, reserved and free bytes.
+   */
+  aquifer_status (*host_statistics)(struct aquifer_statistics *statistics);
+  /*
+   The most bytes that the pool of page-locked memory takes, a multiple of 4096. `SIZE_MAX` is for no maximum. A pool
+   that has more keeps it.
+   */
+  aquifer_status (*host_set_maximum)(size_t bytes);
+  /*
+   The bytes that the pool of page-locked memory keeps when more is free. A free gives back what is above it, if the
+   devices have nothing to do. `SIZE_MAX`, the default, keeps all.
+   */
+  aquifer_status (*host_set_release_threshold)(size_t bytes);
+  /*
+   The threads that touch new page-locked memory of 16 MiB and more, before it is locked. It is there several times
+   faster so. 0, the default, is for a process that forks: the kernel copies such memory for the child.
+   */
+  aquifer_status (*host_set_touch_threads)(uint32_t threads);
 } aquifer_api;
 
 #ifdef __cplusplus
@@ -563,7 +586,7 @@ void aquifer_torch_free(void *pointer, size_t size, int device, void *stream);
 void aquifer_torch_init(int device_count);
 
 /*
- `set_reset_fn`, by `torch.cuda.empty_cache()`: gives free memory of all stacks back.
+ `set_reset_fn`, by `torch.cuda.empty_cache()`: gives free memory of all stacks back, and free page-locked memory.
  */
 void aquifer_torch_reset(void);
 

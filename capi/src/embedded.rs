@@ -6,8 +6,8 @@
 use crate::handles::{self, aquifer_stack};
 use crate::stack::{self, Stack};
 use crate::table::forked;
-use crate::{fork, memory, open_streams, shadowed, status};
-use aquifer_rs::{Device, Stream, mr::ResourceStack};
+use crate::{fork, host, memory, open_streams, shadowed, status};
+use aquifer_rs::{Device, Stream, mr::ResourceStack, pinned::PinnedPool};
 
 pub use crate::status::Failure;
 
@@ -98,6 +98,16 @@ impl Drop for OwnStack {
             Ok(())
         });
     }
+}
+
+/// The pool of page-locked memory, which the C functions have as well.
+///
+/// # Errors
+///
+/// Of the device, and in the child of a fork.
+pub fn host_pool() -> Result<&'static PinnedPool> {
+    not_forked()?;
+    host::pool()
 }
 
 /// Calls a callback of a resource, which may allocate by this library what it hands out, and free it.

@@ -6,14 +6,15 @@ use aquifer_rs::allocator_api2::alloc::Allocator;
 use aquifer_rs::{
     MappedAlloc,
     pinned::{
-        CurrentPinned, HostBuffer, PinnedResource, Registered, current_pinned_resource, last_error,
+        CurrentPinned, HostBuffer, PinnedPool, PinnedResource, Registered, last_error,
+        set_current_pinned_resource,
     },
 };
 use parking_lot::Mutex;
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 /// The alignment of page-locked memory unless another is asked: a cache line's.
 const ALIGNMENT: usize = 64;
@@ -26,6 +27,34 @@ struct HostBlock {
 static BLOCKS: LazyLock<Mutex<HashMap<usize, HostBlock>>> = LazyLock::new(Mutex::default);
 static PINNED: LazyLock<Mutex<HashMap<usize, Registered<RawBuffer>>>> =
     LazyLock::new(Mutex::default);
+
+/// The bytes that a thread's freed blocks have before the device is asked for them: few enough that new ones find their
+/// memory in the processor's caches, as those of `malloc` do. With 64 MiB a sum of two arrays of 1 MiB took twice as long.
+const WAITING: usize = 4 << 20;
+
+/// Where all page-locked memory of hosts comes from, once the first was asked for.
+static POOL: OnceLock<PinnedPool> = OnceLock::new();
+
+/// The pool of page-locked memory, which is the process's current one from its first use on.
+///
+/// Its memory is the driver's, unless hosts ask for threads: they fork workers, for which the kernel would copy the
+/// other.
+pub(crate) fn pool() -> Result<&'static PinnedPool> {
+    if let Some(pool) = POOL.get() {
+        return Ok(pool);
+    }
+    let pinned = PinnedResource::builder(&device(0)?).touch_threads(0).build()?;
+    let made = PinnedPool::builder(pinned).magazine_bytes(WAITING).build()?;
+    // Of two that are made at once the first stays.
+    let pool = POOL.get_or_init(|| made);
+    set_current_pinned_resource(pool.clone());
+    Ok(pool)
+}
+
+/// The pool, if any memory was asked for.
+pub(crate) fn made_pool() -> Option<&'static PinnedPool> {
+    POOL.get()
+}
 
 /// A flag of `host_allocate`: the host's writes bypass its caches.
 pub const AQUIFER_HOST_WRITE_COMBINED: u32 = 1;
@@ -41,7 +70,7 @@ pub(crate) fn allocate(bytes: usize, alignment: usize, flags: u32) -> Result<Opt
         Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message)
     })?;
     let allocator: CurrentPinned = match flags {
-        0 => current_pinned_resource()?,
+        0 => pool()?.clone().into(),
         AQUIFER_HOST_WRITE_COMBINED => {
             PinnedResource::builder(&device(0)?).write_combined(true).build()?.into()
         }

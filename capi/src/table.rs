@@ -9,6 +9,7 @@ use crate::{fork, host, ipc, open_streams, page_map, route};
 use aquifer_rs::{
     Stream,
     mr::{LogFormat, ResourceStack},
+    pinned::PinnedPool,
 };
 use std::ffi::{CStr, c_char, c_void};
 
@@ -243,6 +244,21 @@ pub struct aquifer_api {
         keep: usize,
         released: *mut usize,
     ) -> aquifer_status,
+
+    /// Waits for all work of the devices, and gives free page-locked memory back, as long as the pool keeps `keep` bytes.
+    pub host_trim: unsafe extern "C" fn(keep: usize, released: *mut usize) -> aquifer_status,
+    /// What the pool of page-locked memory holds: live, reserved and free bytes.
+    pub host_statistics:
+        unsafe extern "C" fn(statistics: *mut aquifer_statistics) -> aquifer_status,
+    /// The most bytes that the pool of page-locked memory takes, a multiple of 4096. `SIZE_MAX` is for no maximum. A pool
+    /// that has more keeps it.
+    pub host_set_maximum: extern "C" fn(bytes: usize) -> aquifer_status,
+    /// The bytes that the pool of page-locked memory keeps when more is free. A free gives back what is above it, if the
+    /// devices have nothing to do. `SIZE_MAX`, the default, keeps all.
+    pub host_set_release_threshold: extern "C" fn(bytes: usize) -> aquifer_status,
+    /// The threads that touch new page-locked memory of 16 MiB and more, before it is locked. It is there several times
+    /// faster so. 0, the default, is for a process that forks: the kernel copies such memory for the child.
+    pub host_set_touch_threads: extern "C" fn(threads: u32) -> aquifer_status,
 }
 
 /// The version of the table: `aquifer_get_api` takes the major one.
@@ -297,6 +313,11 @@ static TABLE: aquifer_api = aquifer_api {
     ipc_open,
     ipc_close,
     wait_and_trim,
+    host_trim,
+    host_statistics,
+    host_set_maximum,
+    host_set_release_threshold,
+    host_set_touch_threads,
 };
 
 /// The failure of a call in the child of a fork.
@@ -697,6 +718,53 @@ unsafe extern "C" fn host_device_pointer(
         let place = unsafe { Place::new(device_pointer, "the place of the pointer")? };
         let address = host::device_address(pointer.cast())?;
         place.set(std::ptr::with_exposed_provenance_mut(address as usize));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn host_trim(keep: usize, released: *mut usize) -> aquifer_status {
+    call(|| {
+        let given = host::made_pool().map_or(Ok(0), |pool| pool.trim_to(keep))?;
+        // SAFETY: the caller's contract: null, or a place.
+        if let Ok(place) = unsafe { Place::new(released, "the place of the bytes") } {
+            place.set(given);
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn host_statistics(statistics: *mut aquifer_statistics) -> aquifer_status {
+    call(|| {
+        let pool = host::made_pool().map(PinnedPool::statistics).unwrap_or_default();
+        let known = aquifer_statistics {
+            live_bytes: pool.live as u64,
+            reserved_bytes: pool.reserved as u64,
+            peak_reserved_bytes: pool.peak_reserved as u64,
+            free_bytes: pool.reserved.saturating_sub(pool.live) as u64,
+            largest_free_bytes: pool.largest_free as u64,
+            ..aquifer_statistics::default()
+        };
+        // SAFETY: the caller's contract.
+        unsafe { fill(statistics, &known, size_of_val(&known), "the place of the statistics") }
+    })
+}
+
+/// A number of bytes, or the largest of all for none.
+fn limit(bytes: usize) -> Option<usize> {
+    Some(bytes).filter(|bytes| *bytes != usize::MAX)
+}
+
+extern "C" fn host_set_maximum(bytes: usize) -> aquifer_status {
+    call(|| Ok(host::pool()?.set_maximum_size(limit(bytes))?))
+}
+
+extern "C" fn host_set_release_threshold(bytes: usize) -> aquifer_status {
+    call(|| Ok(host::pool()?.set_release_threshold(limit(bytes))?))
+}
+
+extern "C" fn host_set_touch_threads(threads: u32) -> aquifer_status {
+    call(|| {
+        host::pool()?.upstream().set_touch_threads(threads as usize);
         Ok(())
     })
 }

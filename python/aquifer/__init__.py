@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from aquifer import mr, statistics
+from aquifer import mr, pinned, statistics
 from aquifer._aquifer import (
     DeviceBuffer,
     Error,
@@ -79,6 +79,7 @@ __all__ = [
     "memory_map",
     "mr",
     "numpy_handler",
+    "pinned",
     "register_reinitialize_hook",
     "reinitialize",
     "set_allocators",

@@ -13,7 +13,7 @@
 //! | `resource`, `callback` | memory resources; those that call functions of Python |
 //! | `current` | the current resource of each device |
 //! | `buffer` | a block of device memory |
-//! | `host_memory` | a block of page-locked memory |
+//! | `host_memory` | a block of page-locked memory, and the pool of all |
 //! | `dlpack` | such a block for other libraries, and theirs |
 //! | `numpy`, `page_locked` | page-locked memory for NumPy's arrays; the blocks of it, by address |
 
@@ -63,6 +63,9 @@ fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(buffer::copy_ptr_to_host, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::copy_host_to_ptr, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::copy_device_to_ptr, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::pinned_trim, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::pinned_statistics, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::pinned_set_limits, module)?)?;
     module.add_function(wrap_pyfunction!(numpy::numpy_data_handler, module)?)?;
     module.add_function(wrap_pyfunction!(numpy::numpy_set_handler, module)?)?;
     module.add_function(wrap_pyfunction!(numpy::numpy_page_locked_blocks, module)?)?;

@@ -13,10 +13,7 @@ use crate::interpreter::{argument, detach, guard_thread};
 use crate::page_locked;
 use aquifer_capi::{aquifer_status, embedded};
 use aquifer_rs::allocator_api2::alloc::{Allocator, Layout};
-use aquifer_rs::{
-    ErrorKind,
-    pinned::{PinnedPool, PinnedResource},
-};
+use aquifer_rs::{ErrorKind, pinned::PinnedPool};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
@@ -67,33 +64,26 @@ struct Context {
     small: Functions,
     /// The size from which memory is page-locked.
     from: usize,
+    /// The size from which zeros are NumPy's own: of those the system gives a page when it is first touched.
+    zeros_from: usize,
 }
 
 fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes, ALIGNMENT).ok()
 }
 
-/// The bytes that a thread's freed arrays have before the device is asked for them: few enough that new arrays find their
-/// memory in the processor's caches, as those of `malloc` do. With 64 MiB a sum of two arrays of 1 MiB took twice as long.
-const WAITING: usize = 4 << 20;
-
-/// Where arrays come from: made with the first handler.
-static POOL: OnceLock<PinnedPool> = OnceLock::new();
+/// Where arrays come from: known with the first handler.
+static POOL: OnceLock<&'static PinnedPool> = OnceLock::new();
 
 fn make_pool(py: Python<'_>) -> Result<()> {
     if POOL.get().is_none() {
-        let device = match detach(py, || embedded::device(0)) {
+        match detach(py, embedded::host_pool) {
             // In the child of a fork arrays are NumPy's own.
-            Err(failure) if failure.status() == aquifer_status::AQUIFER_ERROR_FORKED => {
-                return Ok(());
+            Err(failure) if failure.status() == aquifer_status::AQUIFER_ERROR_FORKED => {}
+            pool => {
+                let _ = POOL.set(pool?);
             }
-            device => device?,
-        };
-        let make =
-            || PinnedPool::builder(PinnedResource::new(&device)?).magazine_bytes(WAITING).build();
-        let made = detach(py, make)?;
-        // Of two that are made at once the first stays.
-        let _ = POOL.set(made);
+        }
     }
     Ok(())
 }
@@ -167,7 +157,7 @@ unsafe extern "C" fn calloc(ctx: *mut c_void, count: usize, size: usize) -> *mut
     // SAFETY: as `malloc`.
     let context = unsafe { context(ctx) };
     let Some(bytes) = count.checked_mul(size) else { return std::ptr::null_mut() };
-    if context.page_locks(bytes) {
+    if bytes < context.zeros_from && context.page_locks(bytes) {
         match allocate(bytes) {
             Some(block) => {
                 // SAFETY: a new block of so many bytes.
@@ -246,8 +236,8 @@ unsafe extern "C" fn free(ctx: *mut c_void, block: *mut c_void, bytes: usize) {
     }
 }
 
-/// The handlers that were asked for, by the size from which they page-lock.
-static MADE: LazyLock<Mutex<HashMap<usize, usize>>> = LazyLock::new(Mutex::default);
+/// The handlers that were asked for, by the sizes from which they page-lock, and from which they do not lock zeros.
+static MADE: LazyLock<Mutex<HashMap<(usize, usize), usize>>> = LazyLock::new(Mutex::default);
 
 type FeatureVersion = unsafe extern "C" fn() -> c_uint;
 
@@ -277,12 +267,13 @@ fn array_api(py: Python<'_>) -> Result<*const *const c_void> {
     Ok(table)
 }
 
-/// A capsule of the handler that page-locks arrays of `from` bytes and more.
+/// A capsule of the handler that page-locks arrays of `from_bytes` and more, but for zeros of `zeros_from` and more.
 #[pyfunction]
-#[pyo3(signature = (from_bytes))]
+#[pyo3(signature = (from_bytes, zeros_from))]
 pub(crate) fn numpy_data_handler(
     py: Python<'_>,
     #[pyo3(from_py_with = argument)] from_bytes: usize,
+    #[pyo3(from_py_with = argument)] zeros_from: usize,
 ) -> PyResult<Py<PyAny>> {
     let table = array_api(py)?;
     make_pool(py)?;
@@ -305,8 +296,8 @@ pub(crate) fn numpy_data_handler(
             "arrays of 0 bytes cannot be page-locked (give 1 or more)",
         ));
     }
-    let made = *MADE.lock().entry(from_bytes).or_insert_with(|| {
-        let context = Box::new(Context { small: own.functions, from: from_bytes });
+    let made = *MADE.lock().entry((from_bytes, zeros_from)).or_insert_with(|| {
+        let context = Box::new(Context { small: own.functions, from: from_bytes, zeros_from });
         let ctx = Box::into_raw(context).cast();
         let functions = Functions { ctx, malloc, calloc, realloc, free };
         let mut name = [0; 127];

@@ -136,7 +136,7 @@ def test_nested_handlers():
 
 
 def test_handlers_of_the_same_size_are_one():
-    first, second, other = (_aquifer.numpy_data_handler(size) for size in (1000, 1000, 2000))
+    first, second, other = (_aquifer.numpy_data_handler(*sizes) for sizes in ((1000, 9000), (1000, 9000), (2000, 9000)))
     pointers = [repr(handler) for handler in (first, second, other)]
     assert all("mem_handler" in pointer for pointer in pointers)
     import ctypes
@@ -396,6 +396,43 @@ def test_zeros_are_zero_where_blocks_were_dirty():
                 array[:] = 255
             del zeros, array
     assert address
+
+
+@pytest.mark.parametrize("zeros_from", [1 << 20, 3 << 20])
+def test_large_zeros_stay_pageable(zeros_from):
+    with numpy_handler(zeros_from=zeros_from):
+        before = page_locked_arrays()
+        below = numpy.zeros(zeros_from - 1, "u1")
+        assert page_locked_arrays() == (before[0] + 1, before[1] + zeros_from - 1)
+        large = numpy.zeros(zeros_from, "u1")
+        filled = numpy.full(zeros_from, 3, "u1")
+        assert page_locked_arrays()[0] == before[0] + 2
+        assert not below.any() and not large.any() and filled.min() == 3
+        # It grows as its handler says.
+        large.resize(2 * zeros_from, refcheck=False)
+        assert page_locked_arrays()[0] == before[0] + 3
+        assert not large.any()
+        del below, large, filled
+
+
+def test_large_zeros_take_pages_as_they_are_touched(run_python):
+    run_python(
+        """
+import os
+
+import aquifer, numpy
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+with aquifer.numpy_handler():
+    before = resident()
+    large = numpy.zeros(1 << 30, "u1")
+    large[5] = 1
+    assert resident() - before < 64 << 20, resident() - before
+    assert int(large[:1000].sum()) == 1
+"""
+    )
 
 
 def test_a_block_does_come_again():

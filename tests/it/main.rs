@@ -31,6 +31,7 @@ mod device_vec_model;
 mod driver_resources;
 mod fault_sources;
 mod foreign_streams;
+mod fresh_pages;
 #[path = "../../benches/family/generator.rs"]
 mod generator;
 mod given_resources;
@@ -55,6 +56,7 @@ mod mapped_pool;
 mod memory_managers;
 #[cfg(feature = "nvrtc")]
 mod nvrtc;
+mod pinned_limits;
 mod polymorphic;
 mod pool;
 mod pool_checks;

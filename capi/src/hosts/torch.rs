@@ -19,7 +19,7 @@ use crate::place::Place;
 use crate::stack::{self, Stack};
 use crate::status::{Failure, Result, aquifer_status, remember};
 use crate::table::call;
-use crate::{memory, open_streams, page_map};
+use crate::{host, memory, open_streams, page_map};
 use aquifer_rs::DeviceResource;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -115,12 +115,15 @@ pub extern "C" fn aquifer_torch_init(device_count: c_int) {
     let _ = device_count;
 }
 
-/// `set_reset_fn`, by `torch.cuda.empty_cache()`: gives free memory of all stacks back.
+/// `set_reset_fn`, by `torch.cuda.empty_cache()`: gives free memory of all stacks back, and free page-locked memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_reset() {
     call(|| {
         for stack in Stack::defaults() {
             stack::get(stack)?.resources.wait_and_trim(0)?;
+        }
+        if let Some(pool) = host::made_pool() {
+            pool.trim()?;
         }
         Ok(())
     });

@@ -335,6 +335,13 @@ static void closed(void) {
   OK(api->statistics(own, &statistics));
 }
 
+static void wrong_host_limits(void) {
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->host_set_maximum(0));
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->host_set_maximum(4097));
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->host_statistics(NULL));
+  OK(api->host_trim(0, NULL));
+}
+
 static void wrong_host_memory(void) {
   void *memory, *address;
   int variable;
@@ -416,6 +423,11 @@ static void in_child(void *block, void *host) {
   FORKED(api->memory_info(0, &number, &number));
   FORKED(api->trim(stack, 0, &released));
   FORKED(api->wait_and_trim(stack, 0, &released));
+  FORKED(api->host_trim(0, &released));
+  FORKED(api->host_statistics(&statistics));
+  FORKED(api->host_set_maximum(4096));
+  FORKED(api->host_set_release_threshold(0));
+  FORKED(api->host_set_touch_threads(8));
   FORKED(api->log_start(stack, "nowhere.csv"));
   FORKED(api->log_stop(stack));
   FORKED(api->capture_begin(stack, 1, 1));
@@ -534,6 +546,7 @@ int main(void) {
   wrong_texts();
   wrong_devices();
   closed();
+  wrong_host_limits();
   wrong_host_memory();
   wrong_logs_and_captures();
   forked();

@@ -189,6 +189,46 @@ static void blocks_by_handle(void) {
   OK(api->stack_release(stack));
 }
 
+static aquifer_statistics host_statistics(void) {
+  aquifer_statistics statistics = {.struct_size = sizeof statistics};
+  OK(api->host_statistics(&statistics));
+  CHECK(statistics.free_bytes == statistics.reserved_bytes - statistics.live_bytes);
+  CHECK(statistics.largest_free_bytes <= statistics.free_bytes);
+  CHECK(statistics.peak_reserved_bytes >= statistics.reserved_bytes);
+  return statistics;
+}
+
+/* Blocks of 24 MiB: allocated, freed and given back, by a call and by a threshold. */
+static void host_limits(void) {
+  const size_t bytes = (size_t)24 << 20;
+  void *blocks[4];
+  size_t released = 0;
+  OK(api->host_trim(0, &released));
+  CHECK(host_statistics().reserved_bytes == 0);
+  OK(api->host_set_touch_threads(2));
+  for (int which = 0; which < 4; which++) {
+    OK(api->host_allocate(bytes, 0, 0, &blocks[which]));
+    memset(blocks[which], which, bytes);
+  }
+  CHECK(host_statistics().live_bytes == 4 * bytes);
+  OK(api->host_set_maximum(bytes));
+  void *refused;
+  GIVES(AQUIFER_ERROR_OUT_OF_MEMORY, api->host_allocate(20 * bytes, 0, 0, &refused));
+  OK(api->host_set_maximum(SIZE_MAX));
+  OK(api->host_deallocate(blocks[0]));
+  OK(api->host_deallocate(blocks[1]));
+  uint64_t before = host_statistics().reserved_bytes;
+  CHECK(before >= 4 * bytes);
+  OK(api->host_set_release_threshold(0));
+  OK(api->host_deallocate(blocks[2]));
+  OK(api->host_deallocate(blocks[3]));
+  CHECK(host_statistics().reserved_bytes == 0);
+  OK(api->host_set_release_threshold(SIZE_MAX));
+  OK(api->host_set_touch_threads(0));
+  OK(api->host_trim(0, &released));
+  CHECK(released == 0);
+}
+
 static void host_memory(void) {
   unsigned char *memory;
   void *device_address;
@@ -315,6 +355,7 @@ int main(int count, char **arguments) {
   blocks_go_back();
   blocks_by_handle();
   host_memory();
+  host_limits();
   numbers();
   logs(arguments[1]);
   captures();

@@ -67,6 +67,10 @@ pub(super) trait SlabOwner: fmt::Debug + Send + Sync {
 
     /// Takes a batch of freed blocks that no fence covers.
     fn quarantine(&self, batch: Batch);
+
+    /// Unpins free memory above the release threshold, if the devices have nothing to do. Called behind a free, with no
+    /// lock held.
+    fn release(&self);
 }
 
 /// Allocates from the driver, and puts the range in.
@@ -144,6 +148,7 @@ pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
     if let Some(block) = FreedBlock::new(address, layout.size()) {
         // SAFETY: the caller's promise, and the block lies in a slab of this pool.
         unsafe { pool.free_slow(block, pool.key().fenced) }
+        pool.release();
     }
 }
 

@@ -194,6 +194,7 @@ fn quarantine_at(address: usize, batch: Batch) {
             && let Some(pool) = &range.pool
         {
             pool.quarantine(batch);
+            pool.release();
         }
         Ok(())
     });

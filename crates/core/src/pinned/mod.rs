@@ -9,7 +9,11 @@ mod current;
 mod fence;
 mod host_buffer;
 mod host_chunk;
+#[cfg(target_os = "linux")]
+mod huge_pages;
 mod mapped_alloc;
+#[cfg(target_os = "linux")]
+mod memory_limit;
 mod ordinary;
 mod pinned_alloc;
 mod pinned_resource;

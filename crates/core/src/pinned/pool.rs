@@ -5,12 +5,12 @@ use super::allocator::{HostAllocator, catch_panic_and_error, implement_allocator
 use super::batch::{Batch, FreedBlock};
 use super::pinned_resource::{PinnedResource, allocate_device_block, host_pointer, token};
 use super::pool_core::PoolCore;
-use super::pool_options::PinnedPoolOptions;
+use super::pool_options::{NO_MAXIMUM, PinnedPoolOptions, require_maximum};
 use super::pool_statistics::PinnedPoolStatistics;
 use super::siblings::{self, Sibling};
 use super::thread_cache::{self, PoolKey};
 use crate::device::Device;
-use crate::driver::is_forked_child;
+use crate::driver::{is_forked_child, not_forked};
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{equal_by_identity, forward};
@@ -147,8 +147,63 @@ impl PinnedPool {
     ///   They are leaked then, and count as live.
     /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
     pub fn trim(&self) -> Result<usize> {
+        self.trim_to(0)
+    }
+
+    /// Like [`trim`](Self::trim), as long as the pool keeps `keep` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`trim`](Self::trim).
+    pub fn trim_to(&self, keep: usize) -> Result<usize> {
         collect_all_after(&self.core().source().device);
-        self.core().trim()
+        self.core().trim(keep)
+    }
+
+    /// The most bytes that the pool takes from upstream. `None` is for no limit.
+    pub fn maximum_size(&self) -> Option<usize> {
+        Some(self.core().maximum_size()).filter(|bytes| *bytes < NO_MAXIMUM)
+    }
+
+    /// Changes the [maximum](PinnedPoolOptions::maximum_size). A pool that has more keeps it, and takes no more.
+    ///
+    /// ```
+    /// use aquifer::{Device, ErrorKind, pinned::{PinnedPool, PinnedResource}};
+    ///
+    /// let pool = PinnedPool::new(PinnedResource::new(&Device::detect_or_simulate()?)?)?;
+    /// pool.set_maximum_size(Some(64 << 20))?;
+    /// assert_eq!(pool.maximum_size(), Some(64 << 20));
+    /// assert_eq!(pool.set_maximum_size(Some(1)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for 0 and for no whole pages, and
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    pub fn set_maximum_size(&self, bytes: Option<usize>) -> Result<()> {
+        not_forked("page-locked memory")?;
+        let bytes = bytes.unwrap_or(NO_MAXIMUM);
+        require_maximum(bytes)?;
+        self.core().set_maximum_size(bytes);
+        Ok(())
+    }
+
+    /// Bytes that the pool keeps when more is free, those in use included. `None` if it keeps all until it is trimmed.
+    pub fn release_threshold(&self) -> Option<usize> {
+        Some(self.core().release_threshold()).filter(|bytes| *bytes < usize::MAX)
+    }
+
+    /// Changes the [release threshold](PinnedPoolOptions::release_threshold). `None` is for no threshold.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork.
+    pub fn set_release_threshold(&self, bytes: Option<usize>) -> Result<()> {
+        not_forked("page-locked memory")?;
+        self.core().set_release_threshold(bytes.unwrap_or(usize::MAX));
+        self.core().release();
+        Ok(())
     }
 }
 
@@ -200,6 +255,7 @@ unsafe impl HostAllocator for PinnedPool {
         if let Some(block) = FreedBlock::new(pointer.addr().get(), layout.size()) {
             // SAFETY: the caller's promise.
             unsafe { self.core().free_slow(block, self.key().fenced) }
+            self.core().release();
         }
     }
 }
@@ -210,6 +266,7 @@ unsafe impl HostAllocator for PinnedPool {
 fn quarantine(core: &PoolCore, batch: Batch) {
     let _ = catch_panic_and_error(|| {
         core.quarantine(batch);
+        core.release();
         Ok(())
     });
 }

@@ -54,7 +54,7 @@
 //!   passed. Or the pool is [unfenced](crate::pinned::PinnedPoolOptions::unfenced), and the user vouched for it by the
 //!   free, unless the block was a [`DeviceResource`](crate::DeviceResource)'s. A free block of a closed pool is never
 //!   allocated again, and upstream's fence covers its uses before it is unpinned.
-//! - INV-PINNED-6. `reserved` is at most the maximum, with the slabs that are being asked for.
+//! - INV-PINNED-6. `reserved` grows to the maximum at most, with the slabs that are being asked for.
 //! - INV-PINNED-7 (`thread_cache.rs`). A cache is reached from inside of its magazine alone.
 //! - INV-PINNED-8. A free past the cache and `close` take one lock in common. The free takes it *before* it looks at
 //!   `closed`, and `close` *after* it has set it. A free into a cache finds its magazine retired. So either `close`
@@ -106,6 +106,8 @@ pub(super) struct PoolCore {
     pub(super) upstream_full: AtomicBool,
     pub(super) fences: AtomicUsize,
     pub(super) batch_limit: AtomicU64,
+    maximum_size: AtomicUsize,
+    release_threshold: AtomicUsize,
 }
 
 /// A fence, and its number among the fences of its pool.
@@ -160,6 +162,8 @@ impl PoolCore {
     /// `options` were checked.
     pub(super) fn new(options: PinnedPoolOptions) -> Arc<Self> {
         let key = PoolKey { id: PoolId::new(), fenced: options.fenced };
+        let maximum_size = AtomicUsize::new(options.maximum_size);
+        let release_threshold = AtomicUsize::new(options.release_threshold);
         Arc::new_cyclic(|this| Self {
             key,
             options,
@@ -175,7 +179,29 @@ impl PoolCore {
             upstream_full: AtomicBool::new(false),
             fences: AtomicUsize::new(0),
             batch_limit: AtomicU64::new(0),
+            maximum_size,
+            release_threshold,
         })
+    }
+
+    /// The most bytes that the pool takes from upstream. Relaxed: a limit, which orders nothing.
+    pub(super) fn maximum_size(&self) -> usize {
+        self.maximum_size.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_maximum_size(&self, bytes: usize) {
+        // Under the lock, so that no thread that grows has computed with the one before.
+        let _heap = self.heap.lock();
+        self.maximum_size.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The bytes that the pool keeps when more is free. Relaxed, as above.
+    pub(super) fn release_threshold(&self) -> usize {
+        self.release_threshold.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_release_threshold(&self, bytes: usize) {
+        self.release_threshold.store(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn source(&self) -> &Arc<HostSource> {
@@ -302,12 +328,12 @@ impl PoolCore {
         // An alignment above the page's is found inside of a larger slab.
         let padding = align.saturating_sub(PAGE);
         let least = block.checked_add(padding).and_then(|bytes| align_up(bytes, PAGE));
-        let Some(least) = least.filter(|bytes| *bytes <= self.options.maximum_size) else {
+        let Some(least) = least.filter(|bytes| *bytes <= self.maximum_size()) else {
             return Ok(Grown::AtMaximum);
         };
         let wanted = {
             let mut heap = self.heap.lock();
-            let room = self.options.maximum_size - heap.statistics.reserved;
+            let room = self.maximum_size().saturating_sub(heap.statistics.reserved);
             if least > room {
                 // In a memory manager's call, the thread that grows may be this one, or one that waits for it.
                 let waits = heap.growing > 0 && !external::is_inside();
@@ -363,10 +389,10 @@ impl PoolCore {
         Ok(Slab { base, bytes: memory.bytes, start, length: bytes, range: 0 })
     }
 
-    /// Takes all free slabs out of the heap and the address map, for `each` to give them back to upstream
-    /// by address and size. Returns how many bytes they had.
-    fn remove_free_slabs(&self, mut each: impl FnMut(NonNull<u8>, usize)) -> usize {
-        let removed = self.heap.lock().remove_free_slabs();
+    /// Takes free slabs out of the heap and the address map while the pool has more than `keep` bytes, for `each` to give
+    /// them back to upstream by address and size. Returns how many bytes they had.
+    fn remove_free_slabs(&self, keep: usize, mut each: impl FnMut(NonNull<u8>, usize)) -> usize {
+        let removed = self.heap.lock().remove_free_slabs(keep);
         for slab in &removed {
             address_map::remove_slab(slab.base);
             if let Some(base) = exposed_pointer(slab.base) {
@@ -376,14 +402,14 @@ impl PoolCore {
         removed.iter().map(|slab| slab.length).sum()
     }
 
-    /// Unpins all free slabs. Returns how many bytes they had.
-    pub(super) fn free_whole_slabs(&self) -> usize {
+    /// Unpins free slabs while the pool has more than `keep` bytes. Returns how many bytes they had.
+    pub(super) fn free_whole_slabs(&self, keep: usize) -> usize {
         let transit = self.begin_transit();
         // Until the end other threads wait for the room, as for what one that grows gets.
         self.heap.lock().growing += 1;
         let mut guard = GrowthGuard { core: self, bytes: 0 };
         let mut slabs = Vec::new();
-        let bytes = self.remove_free_slabs(|base, bytes| slabs.push((base, bytes)));
+        let bytes = self.remove_free_slabs(keep, |base, bytes| slabs.push((base, bytes)));
         // INV-PINNED-6: lowered after the driver has them back.
         guard.bytes = bytes;
         // A memory manager's finalizer may use the pool.
@@ -406,7 +432,15 @@ impl PoolCore {
     pub(super) fn may_have_room_if_unpinned(&self, bytes: usize) -> bool {
         let heap = self.heap.lock();
         let free = heap.heap.stats().free_bytes as usize;
-        bytes <= (self.options.maximum_size - heap.statistics.reserved).saturating_add(free)
+        bytes <= self.maximum_size().saturating_sub(heap.statistics.reserved).saturating_add(free)
+    }
+
+    /// Whether a slab above `threshold` may be free, with the `waiting` bytes.
+    pub(super) fn has_free_above(&self, threshold: usize, waiting: usize) -> bool {
+        let heap = self.heap.lock();
+        let free = (heap.heap.stats().free_bytes as usize).saturating_add(waiting);
+        let most = heap.statistics.reserved.saturating_sub(threshold).min(free);
+        heap.slabs.values().any(|slab| slab.length <= most)
     }
 
     /// Ends allocation, since the last handle is gone. Live blocks stay valid. The table of pool states at the head of
@@ -433,7 +467,7 @@ impl PoolCore {
         let units = batches.iter().map(|batch| batch.units()).sum();
         self.quarantined_units.fetch_sub(units, Ordering::Relaxed);
         self.free_to_heap(batches.iter().flat_map(|batch| batch.blocks()));
-        self.remove_free_slabs(|base, bytes| self.source().quarantine(base, bytes));
+        self.remove_free_slabs(0, |base, bytes| self.source().quarantine(base, bytes));
     }
 
     pub(super) fn statistics(&self) -> PinnedPoolStatistics {
@@ -493,6 +527,13 @@ impl SlabOwner for PoolCore {
         self.needs_fence.store(true, Ordering::Relaxed);
         if self.is_closed() {
             self.return_slabs_after_close();
+        }
+    }
+
+    fn release(&self) {
+        let threshold = self.release_threshold();
+        if threshold < usize::MAX {
+            self.release_if_idle(threshold);
         }
     }
 }

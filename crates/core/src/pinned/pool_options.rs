@@ -34,6 +34,23 @@ fn memory_of_the_machine() -> Option<usize> {
 /// The largest maximum, which is the whole pages of an allocation.
 pub(super) const NO_MAXIMUM: usize = isize::MAX as usize & !(PAGE - 1);
 
+pub(super) fn require_maximum(bytes: usize) -> Result<()> {
+    ensure!(
+        bytes > 0,
+        InvalidArgument,
+        "give no maximum size for a pool without one",
+        "a page-locked pool was asked to hold no more than 0 bytes"
+    );
+    ensure!(
+        bytes.is_multiple_of(PAGE),
+        InvalidArgument,
+        "give whole pages",
+        "a maximum size of {} is no multiple of a page, {PAGE} bytes",
+        Count(bytes, "byte")
+    );
+    Ok(())
+}
+
 /// The options of a [`PinnedPool`](crate::pinned::PinnedPool), from
 /// [`PinnedPool::builder`](crate::pinned::PinnedPool::builder).
 ///
@@ -59,6 +76,7 @@ pub struct PinnedPoolOptions {
     pub(super) maximum_size: usize,
     /// The growth step, which is not 0 once it was checked.
     pub(super) growth_step: usize,
+    pub(super) release_threshold: usize,
     pub(super) quarantine_bytes: usize,
     pub(super) wait_for_device: bool,
     pub(super) magazine_entries: usize,
@@ -74,6 +92,7 @@ impl PinnedPoolOptions {
             initial_size: 0,
             maximum_size: NO_MAXIMUM,
             growth_step: 4 << 20,
+            release_threshold: usize::MAX,
             quarantine_bytes: quarter_of_memory(),
             wait_for_device: false,
             magazine_entries: CLASS_CAPACITY,
@@ -95,6 +114,13 @@ impl PinnedPoolOptions {
         /// to 256 MiB at once. It takes less if the maximum leaves less, more if one block needs more, and no more than
         /// that block if upstream has no room.
         growth_step: usize;
+
+        /// Bytes that the pool keeps when more is free, those in use included. By default it keeps all.
+        ///
+        /// A free unpins whole slabs above it, if the devices have nothing to do. So a free waits for no kernel, and
+        /// memory that was freed beside one goes back behind a later free, or by a
+        /// [trim](crate::pinned::PinnedPool::trim).
+        release_threshold: usize;
 
         /// Freed bytes that may wait for the device, by default a quarter of the machine's memory. While as many wait,
         /// the pool does not grow, so an allocation that finds no free memory is refused. The last blocks that each
@@ -161,19 +187,7 @@ impl PinnedPoolOptions {
     pub(super) fn validate(&self) -> Result<usize> {
         not_forked("page-locked memory")?;
         let (maximum, initial) = (self.maximum_size, self.initial_size);
-        ensure!(
-            maximum > 0,
-            InvalidArgument,
-            "give no maximum size for a pool without one",
-            "a page-locked pool was asked to hold no more than 0 bytes"
-        );
-        ensure!(
-            maximum.is_multiple_of(PAGE),
-            InvalidArgument,
-            "give whole pages",
-            "a maximum size of {} is no multiple of a page, {PAGE} bytes",
-            Count(maximum, "byte")
-        );
+        require_maximum(maximum)?;
         let rounded = align_up(initial, PAGE).unwrap_or(usize::MAX);
         ensure!(
             rounded <= NO_MAXIMUM,

@@ -99,7 +99,7 @@ impl<B: HostBuffer> Registered<B> {
         match unsafe { register(device, pointer.cast(), length * size_of::<B::Item>()) } {
             Ok((flags, origin)) => {
                 let bytes = length * size_of::<B::Item>();
-                add_registered(&HostSource::new(device, flags), pointer.cast(), bytes);
+                add_registered(&Arc::new(HostSource::new(device, flags)), pointer.cast(), bytes);
                 let (device, quarantine) = (device.clone(), quarantine_of(device));
                 Ok(Self { device, owner, pointer, length, quarantine, origin, is_locked: true })
             }

@@ -80,10 +80,16 @@ impl SlabHeap {
         self.heap.free(node, COMPLETE, 0).is_ok()
     }
 
-    /// Takes out the slabs all of which is free.
-    pub(super) fn remove_free_slabs(&mut self) -> Vec<Slab> {
+    /// Takes out slabs all of which is free, as long as the others have `keep` bytes.
+    pub(super) fn remove_free_slabs(&mut self, keep: usize) -> Vec<Slab> {
+        let length: usize = self.slabs.values().map(|slab| slab.length).sum();
+        let mut more = length.saturating_sub(keep);
         let is_free = |_: &usize, slab: &mut Slab| {
-            self.heap.extract_complete_block(slab.range, slab.start as u64, slab.length as u64)
+            let (start, length) = (slab.start as u64, slab.length as u64);
+            let is_taken =
+                slab.length <= more && self.heap.extract_complete_block(slab.range, start, length);
+            more -= if is_taken { slab.length } else { 0 };
+            is_taken
         };
         let removed: Vec<Slab> = self.slabs.extract_if(.., is_free).map(|(_, slab)| slab).collect();
         self.statistics.returns += removed.len();

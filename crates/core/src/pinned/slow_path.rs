@@ -157,7 +157,7 @@ impl PoolCore {
             let replace_slabs = |may_wait: bool| {
                 let gives = self.may_have_room_if_unpinned(least)
                     && (may_wait || is_idle(&self.source().device) == Ok(true))
-                    && self.free_whole_slabs() > 0;
+                    && self.free_whole_slabs(0) > 0;
                 match gives.then(|| self.grow(units, align)) {
                     Some(Ok(Grown::Block(address))) => Some(address),
                     _ => None,
@@ -218,7 +218,29 @@ impl PoolCore {
         let is_due = || self.quarantine.oldest_fence().is_some_and(|oldest| oldest.number <= last);
         while waits && is_due() && self.wait_for_oldest_fence() {}
         self.collect(CollectMode::Query, None);
-        self.free_whole_slabs()
+        self.free_whole_slabs(0)
+    }
+
+    /// Unpins free slabs above `threshold`, if the devices have nothing to do.
+    #[cold]
+    pub(super) fn release_if_idle(&self, threshold: usize) {
+        let is_nested = external::is_inside() || holds_buffers();
+        let waiting = bytes_of(self.quarantined_units.load(Ordering::Relaxed));
+        if is_nested || !self.has_free_above(threshold, waiting) {
+            return;
+        }
+        {
+            let _transit = self.begin_transit();
+            let device = &self.source().device;
+            let batches = self.quarantine.collect_all(|| is_idle(device) == Ok(true));
+            let units = batches.iter().map(Batch::units).sum();
+            self.quarantined_units.fetch_sub(units, Ordering::Relaxed);
+            self.free_to_heap(batches.iter().flat_map(|batch| batch.blocks()));
+            if batches.is_empty() && is_idle(device) != Ok(true) {
+                return;
+            }
+        }
+        self.free_whole_slabs(threshold);
     }
 
     /// Asks the user's callback. Returns whether to look again, which is as often as it makes more memory free, and
@@ -291,7 +313,7 @@ impl PoolCore {
         let most_cached = self.options.magazine_bytes.saturating_mul(batches);
         let slack = now.live.saturating_mul(3).min(most_cached).max(MIN_SLACK_BYTES);
         let upstream_full = self.upstream_full.load(Ordering::Relaxed);
-        let most = if upstream_full { now.reserved } else { self.options.maximum_size };
+        let most = if upstream_full { now.reserved } else { self.maximum_size() };
         let target = now.live.saturating_add(slack).max(now.reserved).min(most);
         self.batch_limit.store((target / batches) as u64 >> UNIT_SHIFT, Ordering::Relaxed);
         now.reserved < target
@@ -413,12 +435,12 @@ impl PoolCore {
             return Ok(address);
         }
         let now = self.statistics();
-        let most_free = self.options.maximum_size - now.live.min(self.options.maximum_size);
+        let most_free = self.maximum_size().saturating_sub(now.live);
         let waits = self.quarantine.len() > 0
             && least <= most_free
             && !any_sharing_context_capturing(&self.source().device);
         let upstream_full = self.upstream_full.load(Ordering::Relaxed);
-        let has_room = !upstream_full && least <= self.options.maximum_size - now.reserved;
+        let has_room = !upstream_full && least <= self.maximum_size().saturating_sub(now.reserved);
         Err(waits || has_room || self.is_growing())
     }
 
@@ -471,8 +493,8 @@ impl PoolCore {
         let (device, limit) = (&self.source().device, self.options.quarantine_bytes);
         let bound = match self.is_above_quarantine_limit() {
             true => format!(", where more than {} of freed memory are pending", counted(limit)),
-            false if self.options.maximum_size < NO_MAXIMUM => {
-                format!(", whose maximum is {}", counted(self.options.maximum_size))
+            false if self.maximum_size() < NO_MAXIMUM => {
+                format!(", whose maximum is {}", counted(self.maximum_size()))
             }
             false => String::new(),
         };
@@ -501,7 +523,7 @@ impl PoolCore {
             Some(driver) => error.with_driver(driver.clone()),
             None => error,
         };
-        if layout.size() > self.options.maximum_size {
+        if layout.size() > self.maximum_size() {
             return error.with_advice("ask for less, or build the pool with a larger maximum_size");
         }
         if let Some(advice) = upstream.and_then(Error::advice) {
@@ -533,8 +555,8 @@ impl PoolCore {
         })
     }
 
-    /// Waits for the devices, and unpins every slab of which nothing is in use.
-    pub(super) fn trim(&self) -> Result<usize> {
+    /// Waits for the devices, and unpins slabs of which nothing is in use, as long as the others have `keep` bytes.
+    pub(super) fn trim(&self, keep: usize) -> Result<usize> {
         not_forked("page-locked memory")?;
         self.flush_caches();
         let mut lost = None;
@@ -544,7 +566,7 @@ impl PoolCore {
             lost = synchronize_sharing_contexts(&self.source().device)?;
             self.collect(CollectMode::Record, None);
         }
-        let bytes = self.free_whole_slabs();
+        let bytes = self.free_whole_slabs(keep);
         // What waited is leaked: no fence of a lost context passes.
         lost.map_or(Ok(bytes), Err)
     }

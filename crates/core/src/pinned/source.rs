@@ -6,19 +6,24 @@
 //! launch 1.45 s. So an allocation unpins freed memory only if the device has nothing to do. `trim` waits.
 
 use super::fence::{Fence, synchronize_sharing_contexts};
+#[cfg(target_os = "linux")]
+use super::huge_pages::{self, HugePages};
+#[cfg(target_os = "linux")]
+use super::memory_limit;
 use super::quarantine::{FenceError, Quarantine};
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::{BackendKind, ErrorContext, HostFlags, not_forked};
 use crate::error::{Error, ErrorKind, Result, catch_panic};
+use crate::impls::Count;
 use crate::layout::{Requested, align_up, impossible};
 use crate::resource::external::{self, ExternalHostMemory};
 use crate::resource::external_memory;
-use crate::sync::trusted::Mutex;
+use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
 use crate::sync::{Arc, LazyLock, OnceLock};
 use std::alloc::Layout;
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
@@ -36,7 +41,14 @@ pub(super) struct HostSource {
     origin: OnceLock<Origin>,
     /// Whether it is the default of all threads. The origin that is found inside of a memory manager's call, the
     /// driver, is not for them.
-    is_of_process: bool,
+    pub(super) is_of_process: bool,
+    /// The threads that touch fresh memory before it is registered. With 0 all memory is the driver's.
+    pub(super) touch_threads: AtomicUsize,
+    /// The NUMA node of fresh memory, in place of the device's.
+    pub(super) numa_node: Option<u32>,
+    /// The memory that was registered, by its address, while it is in use.
+    #[cfg(target_os = "linux")]
+    registered: Mutex<BTreeMap<usize, HugePages>>,
 }
 
 /// The origin of page-locked memory that is not the driver's.
@@ -94,18 +106,19 @@ impl PartialEq for HostSource {
 impl Eq for HostSource {}
 
 impl HostSource {
-    pub(super) fn new(device: &Device, flags: HostFlags) -> Arc<Self> {
-        Arc::new(Self::of_kind(device, flags, false))
-    }
-
-    /// The source of the process's default pool.
-    pub(super) fn of_process(device: &Device, flags: HostFlags) -> Arc<Self> {
-        Arc::new(Self::of_kind(device, flags, true))
-    }
-
-    fn of_kind(device: &Device, flags: HostFlags, is_of_process: bool) -> Self {
-        let (device, quarantine) = (device.clone(), quarantine_of(device));
-        Self { device, flags, quarantine, origin: OnceLock::new(), is_of_process }
+    /// A source of the driver's memory alone.
+    pub(super) fn new(device: &Device, flags: HostFlags) -> Self {
+        Self {
+            device: device.clone(),
+            flags,
+            quarantine: quarantine_of(device),
+            origin: OnceLock::new(),
+            is_of_process: false,
+            touch_threads: AtomicUsize::new(0),
+            numa_node: None,
+            #[cfg(target_os = "linux")]
+            registered: Mutex::default(),
+        }
     }
 
     /// Allocates memory with at least `layout.size()` bytes, which is not 0, from an address at its
@@ -145,6 +158,19 @@ impl HostSource {
         if let Some(memory) = self.origin()? {
             return memory.host_alloc(bytes, self.flags);
         }
+        #[cfg(target_os = "linux")]
+        self.within_limit(bytes)?;
+        #[cfg(target_os = "linux")]
+        if self.touches(bytes) {
+            match self.register_fresh(bytes) {
+                Ok(base) => return Ok(base),
+                Err(step) => {
+                    let device = self.device.to_string();
+                    // Deferred: the caller may hold the locks of a pool above.
+                    deferred_event!(debug, %device, bytes, %step, "page-locked memory comes from the driver");
+                }
+            }
+        }
         self.device
             .driver()
             .host_alloc(bytes, self.flags)
@@ -152,6 +178,50 @@ impl HostSource {
                 format!("allocating {requested} of page-locked memory for {}", self.device)
             })
             .map_err(|error| requested.advise(error))
+    }
+
+    /// Refuses what would cross a limit of memory: the system ends a process that touches such pages, whether they are the
+    /// driver's or this crate's. Memory of a simulated device is not touched by being allocated.
+    #[cfg(target_os = "linux")]
+    fn within_limit(&self, bytes: usize) -> Result<()> {
+        let is_touched = self.device.kind() != BackendKind::Simulated || self.touches(bytes);
+        if let Some(left) = is_touched.then(memory_limit::left).flatten()
+            && left < bytes as u64
+        {
+            let left = Count(usize::try_from(left).unwrap_or(usize::MAX), "byte");
+            let message = format!(
+                "allocating {} of page-locked memory for {}: the limit of memory of this process leaves {left}",
+                Count(bytes, "byte"),
+                self.device
+            );
+            let advice = "ask for less, free memory, or raise the limit of the control group or the container";
+            return Err(Error::new(ErrorKind::OutOfMemory, message).with_advice(advice));
+        }
+        Ok(())
+    }
+
+    /// Whether fresh memory of this size is touched here and registered. The driver makes what cannot be: small blocks,
+    /// and memory that is write-combined.
+    #[cfg(target_os = "linux")]
+    fn touches(&self, bytes: usize) -> bool {
+        self.touch_threads.load(Ordering::Relaxed) > 0
+            && bytes >= huge_pages::LEAST
+            && !self.flags.write_combined
+            && self.device.properties().host_register
+    }
+
+    /// Fresh huge pages that are registered with the driver. The error names the step that failed.
+    #[cfg(target_os = "linux")]
+    fn register_fresh(&self, bytes: usize) -> Result<NonNull<u8>, String> {
+        let node = self.numa_node.or(self.device.properties().host_numa_node);
+        let threads = self.touch_threads.load(Ordering::Relaxed);
+        let pages = HugePages::map(bytes, threads, node).map_err(|step| step.to_string())?;
+        let base = pages.memory().cast();
+        // SAFETY: the pages stay mapped until `registered` gives them up, behind an unregistration.
+        unsafe { self.device.driver().host_register(pages.memory(), self.flags) }
+            .map_err(|error| format!("registering: {error}"))?;
+        self.registered.lock().insert(base.addr().get(), pages);
+        Ok(base)
     }
 
     fn origin(&self) -> Result<&Origin> {
@@ -181,7 +251,12 @@ impl HostSource {
 
     fn freed(&self, base: NonNull<u8>, bytes: usize) -> FreedMemory {
         let origin = self.origin.get().cloned().flatten();
-        FreedMemory { device: self.device.clone(), base, bytes, origin, owner: None }
+        #[cfg(target_os = "linux")]
+        let owner = self.registered.lock().remove(&base.addr().get());
+        #[cfg(not(target_os = "linux"))]
+        let owner = None::<()>;
+        let owner = owner.map(|pages| ManuallyDrop::new(Box::new(pages) as Box<dyn Any + Send>));
+        FreedMemory { device: self.device.clone(), base, bytes, origin, owner }
     }
 
     /// Unpins memory that neither side uses any more.

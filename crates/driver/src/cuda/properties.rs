@@ -15,6 +15,7 @@ const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
 const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: u32 = 103;
 const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: u32 = 110;
 const MEMORY_POOLS_SUPPORTED: u32 = 115;
+const HOST_NUMA_ID: u32 = 134;
 
 /// The first driver version with `cuCtxRecordEvent`.
 const CONTEXT_EVENTS_SINCE: u32 = 12050;
@@ -28,6 +29,9 @@ pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceP
         value.ok().and_then(|value| u32::try_from(value).ok()).unwrap_or(0)
     };
     let flag = |number| attribute(number) != 0;
+    // SAFETY: `value` is writable for the call.
+    let node =
+        out_param(|value| unsafe { library.device_get_attribute(value, HOST_NUMA_ID, device) });
 
     // SAFETY: `version` is writable for the call.
     let version = out_param(|version| unsafe { library.driver_get_version(version) })?;
@@ -51,6 +55,7 @@ pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceP
         memory_pools: flag(MEMORY_POOLS_SUPPORTED),
         map_host_memory: flag(CAN_MAP_HOST_MEMORY),
         host_register: flag(HOST_REGISTER_SUPPORTED),
+        host_numa_node: node.ok().and_then(|node: i32| u32::try_from(node).ok()),
         virtual_memory: flag(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
         virtual_memory_descriptors: flag(HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
         virtual_memory_rdma: flag(GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),

@@ -11,7 +11,7 @@ fn unpinning_at_once_would_be_seen() {
         let (driver, simulator) = (device.driver(), device.simulator().unwrap());
         let flags = HostFlags { portable: true, mapped: false, write_combined: false };
         let layout = Layout::new::<[u8; 4096]>();
-        let source = HostSource::new(&device, flags);
+        let source = Arc::new(HostSource::new(&device, flags));
         let block = allocate(&source, layout, None).unwrap().start;
         let stream = device.new_stream().unwrap();
         let target = driver.mem_alloc(4096).unwrap();
@@ -60,7 +60,7 @@ fn a_remembered_slab_ends_where_the_next_one_begins() {
 fn an_address_is_found_in_its_range_and_not_behind_it() {
     let device = Device::simulated(crate::sim::SimConfig::default());
     let flags = HostFlags { portable: true, mapped: false, write_combined: false };
-    let source = HostSource::new(&device, flags);
+    let source = Arc::new(HostSource::new(&device, flags));
     let memory = allocate(&source, Layout::new::<[u8; 4096]>(), None).unwrap();
     let (base, bytes) = (memory.base.addr().get(), memory.bytes);
     let has = |address| find(address).is_some_and(|range| range.base == base);

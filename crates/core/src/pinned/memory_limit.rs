@@ -1,0 +1,139 @@
+//! How much memory this process may still touch, by the system and by its control groups.
+//!
+//! A page past a group's limit is no error of a call but the end of a process. Other programs may take the memory first,
+//! so a number is an estimate.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Bytes that may still be touched. `None` if nothing tells.
+pub(super) fn left() -> Option<u64> {
+    let of_groups = groups().and_then(|groups| left_of(Path::new("/sys/fs/cgroup"), &groups));
+    [of_groups, available()].into_iter().flatten().min()
+}
+
+/// What the system can give, with the place to which it can swap other memory.
+fn available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let swap = kibibytes("SwapFree:").unwrap_or(0);
+    kibibytes("MemAvailable:")?.checked_add(swap)?.checked_mul(1024)
+}
+
+fn groups() -> Option<String> {
+    fs::read_to_string("/proc/self/cgroup").ok()
+}
+
+/// What the groups of this text, `/proc/self/cgroup`, leave. `root` has the hierarchies.
+fn left_of(root: &Path, groups: &str) -> Option<u64> {
+    let mut left = None;
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) =
+            (fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        // Version 2 has one hierarchy, without a name. In version 1 memory has one of its own.
+        let (hierarchy, names) = match controllers {
+            "" => (root.to_owned(), ["memory.max", "memory.current", ""]),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                (root.join("memory"), ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_"])
+            }
+            _ => continue,
+        };
+        let mut group: PathBuf = hierarchy.join(path.trim_start_matches('/'));
+        // A group above limits, too. In a container the path may be the host's, and what it names be missing.
+        loop {
+            let of_group = left_of_group(&group, names);
+            left = [left, of_group].into_iter().flatten().min();
+            if group == hierarchy || !group.pop() {
+                break;
+            }
+        }
+    }
+    left
+}
+
+/// What one group leaves. Pages of files go when others are needed. `prefix` is that of their counters.
+fn left_of_group(group: &Path, [limit, usage, prefix]: [&str; 3]) -> Option<u64> {
+    let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+    let (limit, usage) = (number(limit)?, number(usage)?);
+    let statistics = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let of_files = statistics.lines().filter_map(|line| {
+        let (name, value) = line.split_once(' ')?;
+        let is_of_files = matches!(name.strip_prefix(prefix)?, "inactive_file" | "active_file");
+        is_of_files.then(|| value.trim().parse::<u64>().ok())?
+    });
+    let files = of_files.fold(0, u64::saturating_add);
+    Some(limit.saturating_sub(usage.saturating_sub(files)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("aquifer-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Self(path)
+        }
+
+        fn group(&self, path: &str, files: &[(&str, &str)]) {
+            let group = self.0.join(path);
+            fs::create_dir_all(&group).unwrap();
+            for (name, text) in files {
+                fs::write(group.join(name), text).unwrap();
+            }
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_least_of_a_group_and_those_above_it_is_left() {
+        let root = Folder::new("limit-2");
+        root.group("", &[]);
+        root.group("a", &[("memory.max", "1000\n"), ("memory.current", "400\n")]);
+        let stat = "anon 500\ninactive_file 200\nactive_file 100\nfile 400\n";
+        root.group(
+            "a/b",
+            &[("memory.max", "900"), ("memory.current", "800"), ("memory.stat", stat)],
+        );
+        root.group("a/b/c", &[("memory.max", "max"), ("memory.current", "1")]);
+        for (path, left) in [("a", 600), ("a/b", 400), ("a/b/c", 400), ("a/b/c/gone", 400)] {
+            assert_eq!(left_of(&root.0, &format!("0::/{path}\n")), Some(left), "{path}");
+        }
+        assert_eq!(left_of(&root.0, "0::/\n"), None);
+        assert_eq!(left_of(&root.0, "nothing of the kind"), None);
+    }
+
+    #[test]
+    fn the_first_version_has_a_hierarchy_for_memory() {
+        let root = Folder::new("limit-1");
+        let files = [("memory.limit_in_bytes", "5000"), ("memory.usage_in_bytes", "6000")];
+        root.group("memory/job", &files);
+        let stat = ("memory.stat", "inactive_file 1\ntotal_inactive_file 2500\nactive_file 9\n");
+        root.group("memory/job/step", &[files[0], files[1], stat]);
+        assert_eq!(left_of(&root.0, "5:cpu,memory:/job\n4:pids:/job\n"), Some(0));
+        assert_eq!(left_of(&root.0, "5:memory:/job/step"), Some(0));
+        root.group("memory/job", &[("memory.usage_in_bytes", "100")]);
+        assert_eq!(left_of(&root.0, "5:memory:/job/step"), Some(1500));
+    }
+
+    #[test]
+    fn this_machine_tells_what_it_has() {
+        let left = left().unwrap();
+        assert!(left > 1 << 20 && left < 1 << 50, "{left}");
+    }
+}
