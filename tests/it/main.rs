@@ -70,6 +70,7 @@ mod retries;
 mod rmm_random;
 mod scopes;
 mod sibling_pools;
+mod sleep;
 #[path = "../support/spoil.rs"]
 mod spoil;
 mod stack_builds;

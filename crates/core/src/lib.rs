@@ -8,7 +8,7 @@
 //! | [`device`], [`stream`], `event`, `split` | handles with an identity of their own; gates, captures, graphs, deferred drops; chunks of one memory |
 //! | `resource` | what hands out device memory, and what is current |
 //! | [`pinned`] | page-locked memory as allocators |
-//! | `order` | the order between a use on some stream and the memory's home |
+//! | `order`, `sleep` | the order between a use on some stream and the memory's home; pools that sleep |
 //! | [`container`] | typed memory on the device; its copies that wait |
 //! | [`transfer`] | copies that own or borrow host memory while they run |
 //! | `interop` | cudarc's traits |
@@ -39,6 +39,7 @@ mod order;
 pub mod pinned;
 #[doc(hidden)]
 pub mod resource;
+mod sleep;
 mod split;
 pub mod stream;
 pub mod transfer;
@@ -77,6 +78,7 @@ pub mod mr {
     //! The memory resources of this crate, which are those of the driver and the pool.
 
     pub use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
+    pub use crate::resource::pool::SleepReport;
     pub use crate::resource::{
         CudaResource, DeviceBlock, DeviceResource, Failure, Handles, HostAccessible, MissPolicy,
         MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics, ResourceId,
@@ -84,6 +86,7 @@ pub mod mr {
         reset_current_device_resource, set_current_device_resource, with_device_resource,
         with_device_resource_async,
     };
+    pub use crate::sleep::{Keep, SleepOptions, Woken};
 }
 
 /// The magazine of one thread, for libraries over this crate.

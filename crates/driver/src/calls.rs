@@ -189,6 +189,11 @@ pub unsafe trait Driver:
         None
     }
 
+    /// The copies of what pools put aside while they sleep. `None` if they are ordinary ones.
+    fn aside(&self) -> Option<&dyn AsideCalls> {
+        None
+    }
+
     /// The implementation itself, for code that only one of them needs.
     fn as_any(&self) -> &dyn Any;
 }
@@ -226,6 +231,22 @@ pub trait RegionCalls {
 
     /// Tells what a container makes of a range. The range may be in any memory of the device.
     fn vector(&self, range: DeviceRange, event: VectorEvent);
+}
+
+/// The copies of memory that a pool puts aside while it sleeps, on a device that knows of each byte whether it was
+/// written. What it knows is put aside, too. They are done on return.
+pub trait AsideCalls {
+    /// Copies a part of mapped memory to the host.
+    ///
+    /// # Safety
+    /// `target` is writable for the bytes of the range. No work that the host has not seen complete uses the range.
+    unsafe fn put_aside(&self, range: DeviceRange, target: *mut u8) -> DriverResult<()>;
+
+    /// Copies what was put aside of a range to memory that is mapped there now. Without a source all of it is zero.
+    ///
+    /// # Safety
+    /// `source` is null, or readable for the bytes of the range. No work uses the range.
+    unsafe fn bring_back(&self, range: DeviceRange, source: *const u8) -> DriverResult<()>;
 }
 
 /// The type and the size of a vector, for reports.

@@ -45,8 +45,8 @@ pub use libloading;
 
 pub use call_site::{CallSite, NoCallSite, OWN_CRATES, OwnFiles, Site};
 pub use calls::{
-    CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, ErrorContext, FillWord,
-    GraphCalls, HostFlags, MemoryCalls, NewStream, PoolAttribute, PoolCalls, PoolSpec,
+    AsideCalls, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, ErrorContext,
+    FillWord, GraphCalls, HostFlags, MemoryCalls, NewStream, PoolAttribute, PoolCalls, PoolSpec,
     PreferredLocation, RawCopy, RawFill, RawLaunch, RegionCalls, StreamCalls, StreamKeeper,
     VectorEvent, VectorType, WorkCalls, has_ended_capture,
 };

@@ -116,7 +116,7 @@ impl<U: Upstream> Pool<U> {
             // SAFETY: the caller's promise.
             unsafe { self.assign_class(own_magazine, stream_id, units) };
         }
-        Some(self.make_block(slot_id, node, address, units))
+        self.keep_if_awake(slot, self.make_block(slot_id, node, address, units)).ok()
     }
 
     /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
@@ -176,6 +176,7 @@ impl<U: Upstream> Pool<U> {
             Some(slot_id) => slot_id,
             None => self.register_magazine(stream, stream_id)?,
         };
+        self.require_awake()?;
         let align = align.max(self.settings.alignment);
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
         let graph = slot.recording_graph();
@@ -187,12 +188,14 @@ impl<U: Upstream> Pool<U> {
         let request = self.request(slot, stream, (units, align), None);
         let own = self.take_from(&request, &mut slot.heap(), (slot_id, usize::MAX), Search::Short);
         if let Some(taken) = own {
-            return Ok(self.make_block(slot_id, taken.node, taken.address, units));
+            return self
+                .keep_if_awake(slot, self.make_block(slot_id, taken.node, taken.address, units));
         }
         self.free_deferred_graphs();
         let _deferred = defer_events();
         let found = self.miss(&request)?;
-        Ok(self.make_block(found.owner, found.taken.node, found.taken.address, units))
+        let block = self.make_block(found.owner, found.taken.node, found.taken.address, units);
+        self.keep_if_awake(slot, block)
     }
 
     /// Gives a size that was missed again its class in the magazine. What that evicts goes to the heap.
@@ -381,7 +384,7 @@ impl<U: Upstream> Pool<U> {
             let magazine = Arc::new(Magazine::new(limits, u32::from(slot_id)));
             let pool: Weak<dyn OnThreadExit> = self.this.clone();
             let _reclaim = self.reclaim_lock.lock();
-            if slot.recording_graph() != 0 {
+            if slot.recording_graph() != 0 || self.is_asleep() {
                 // SAFETY: INV-POOL-4.
                 unsafe { magazine.suspend() };
             }

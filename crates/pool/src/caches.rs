@@ -49,7 +49,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Those of all threads.
-    fn magazines(&self) -> Vec<Arc<Magazine>> {
+    pub(super) fn magazines(&self) -> Vec<Arc<Magazine>> {
         let mut all = Vec::new();
         for slot in self.all_slots() {
             all.extend(slot.magazines.lock().iter().cloned());

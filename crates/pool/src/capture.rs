@@ -32,9 +32,9 @@ impl<U: Upstream> Pool<U> {
         let graph = trusted::unique() as usize;
         // Nothing but complete memory, until it is known which epoch the capture comes after.
         self.graphs.lock().begin(graph, slot_id);
-        if !self.try_begin_capture(slot, graph) {
+        if let Err(refused) = self.try_begin_capture(slot, graph) {
             self.graphs.lock().arenas.remove(&graph);
-            return Err(Failure::Captured);
+            return Err(refused);
         }
         let begun = {
             // Threads that close an epoch of this stream ask under this lock whether it is in capture.
@@ -58,19 +58,20 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    /// Shuts and empties the magazines of all threads for the stream. `false` if the stream is in a
-    /// declared capture already.
-    fn try_begin_capture(&self, slot: &Slot<U>, graph: usize) -> bool {
+    /// Shuts and empties the magazines of all threads for the stream. An error if the stream is in a
+    /// declared capture already, or the pool sleeps.
+    fn try_begin_capture(&self, slot: &Slot<U>, graph: usize) -> Result<(), Failure<U::Error>> {
         let reclaim = self.reclaim_lock.lock();
+        self.require_awake()?;
         if slot.recording_graph() != 0 {
-            return false;
+            return Err(Failure::Captured);
         }
         slot.set_recording_graph(graph);
         let magazines = slot.magazines.lock().clone();
         // SAFETY: INV-POOL-4.
         magazines.iter().for_each(|magazine| unsafe { magazine.suspend() });
         self.revoke(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
-        true
+        Ok(())
     }
 
     /// The capture is over: the stream's memory is as any other's again, but for what the graph

@@ -18,7 +18,7 @@
 //! | `trim_lock` | blocks on their way back to upstream, and the room that a request makes that way, from other trims | trim, the last step of a miss, growth that gives surplus back |
 //! | `growth_lock` | growth at a miss: one thread asks upstream; the others look again when they come in, and grow if that fails | growth |
 //! | `in_transit` (readers and writer) | memory in hand between upstream or the shared heap and a heap, handles on their way between heaps, what a block takes while memory is mapped behind it | read: growth, `prepare`, refill, `drain_shared_into_own`; written: gather, trim, a refusal |
-//! | `reclaim_lock` | the words by which magazines are revoked, the list of a slot's magazines, `Slot::captured` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
+//! | `reclaim_lock` | the words by which magazines are revoked, the list of a slot's magazines, `Slot::captured`, `asleep` | a new magazine, growth, gather, trim, captures, statistics, the end of a thread, a stream or the pool |
 //! | `Slot::magazines` | the list of magazines | the same |
 //! | `Slot::epochs` | the stream's handle, the events of its closed epochs | registration, misses, gather, trim, captures, a stream's end |
 //! | `graphs` | what graphs keep | captures, frees of blocks that graphs may use, a graph's end |
@@ -70,7 +70,8 @@ use crate::debug_log::{POOL, emit_deferred, event};
 use crate::heap::{Heap, Node, NotLive, Piece};
 use crate::sync::trusted;
 use crate::sync::{
-    Arc, AtomicUsize, Mutex, OnceLock, Ordering, ReentrantMutex, ReentrantMutexGuard, RwLock, Weak,
+    Arc, AtomicBool, AtomicUsize, Mutex, OnceLock, Ordering, ReentrantMutex, ReentrantMutexGuard,
+    RwLock, Weak,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -109,6 +110,8 @@ pub struct Pool<U: Upstream> {
     pub(super) upstream_blocks: Mutex<UpstreamBlocks<U::Block>>,
     pub(super) vacated: Mutex<Vec<Vacated>>,
     pub(super) graphs: Mutex<Graphs<U::Stream>>,
+    /// Whether the pool sleeps ([`sleep`](super::sleep)). Written under `reclaim_lock`.
+    pub(super) asleep: AtomicBool,
     pub(super) this: Weak<Self>,
 }
 
@@ -146,6 +149,7 @@ impl<U: Upstream> Pool<U> {
                 upstream_blocks: Mutex::new(UpstreamBlocks::new()),
                 vacated: Mutex::default(),
                 graphs: Mutex::default(),
+                asleep: AtomicBool::new(false),
                 this: this.clone(),
             }
         })

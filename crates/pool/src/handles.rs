@@ -132,6 +132,15 @@ impl<U: Upstream> Pool<U> {
         Some((handle, bytes))
     }
 
+    /// The addresses of a piece that has no memory are its slot's to map to.
+    pub(super) fn give_addresses(&self, slot: SlotId, piece: &Piece) {
+        let Piece { upstream_block: reservation, address, bytes, .. } = *piece;
+        let range = AddressRange { start: address, end: address + bytes, reservation };
+        if let Some(slot) = self.slot(slot) {
+            slot.addresses.lock().give(range);
+        }
+    }
+
     /// Unmaps addresses, which are the slot's to map to again.
     fn unmap(&self, mapped: Mapped<'_, U>, slot: SlotId, range: AddressRange) -> bool {
         let unmapped = mapped.unmap(range.start, range.bytes()).is_ok();

@@ -71,6 +71,7 @@ mod request;
 mod resize;
 mod room;
 mod settings;
+mod sleep;
 mod slot;
 mod stats;
 mod streams;
@@ -93,6 +94,7 @@ pub use core::Pool;
 pub use memory_map::{PoolBlock, PoolMap};
 pub use miss_step::MissStep;
 pub use settings::{Settings, SizeLimits, is_limit};
+pub use sleep::MappedPlace;
 pub use stats::PoolStatistics;
 pub use thread_magazine::ThreadMagazine;
 pub use upstream::{
@@ -105,8 +107,8 @@ crate::sync::for_models! {
         pub use super::magazine::{Cached, Limits, Magazine, SizeClasses};
         pub use super::remote_frees::{Freed, RemoteFrees};
         pub use super::{
-            Block, Failure, MapFailure, Mapped, MappedEnd, MappedMemory, MissStep, Pool, PoolStatistics,
-            Settings, SizeLimits, Upstream,
+            Block, Failure, MapFailure, Mapped, MappedEnd, MappedMemory, MappedPlace, MissStep, Pool,
+            PoolStatistics, Settings, SizeLimits, Upstream,
         };
     }
 }

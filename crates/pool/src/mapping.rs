@@ -96,6 +96,10 @@ impl<U: Upstream> Pool<U> {
         // Behind a block, the caller has it.
         let is_behind = matches!(request.target, Target::Behind(_));
         let _transit = (!is_behind).then(|| self.in_transit.read());
+        if let Err(asleep) = self.require_awake() {
+            slot.addresses.lock().give(place.range);
+            return Err(asleep);
+        }
         let movable = match limits.moves {
             true => self.take_movable(request, mapped, place, attempt),
             false => Vec::new(),
@@ -180,6 +184,11 @@ impl<U: Upstream> Pool<U> {
             }
         };
         let _transit = self.in_transit.read();
+        if let Err(asleep) = self.require_awake() {
+            self.release_all(mapped, new);
+            shared.addresses.lock().give(place);
+            return Err(asleep);
+        }
         let (bytes, failed) = self.map_all(shared, mapped, place, new.into_iter());
         self.add_mapped(shared, &mut shared.heap(), (place, bytes), (SHARED, 0));
         failed.map_or(Ok(()), |error| Err(Failure::Upstream(error)))

@@ -103,6 +103,7 @@ impl<U: Upstream> Pool<U> {
                 before.map_or_else(|| self.take_step(request, *step, &mut seen), |it| Ok(Some(it)));
             match found {
                 Ok(Some(found)) => return Ok(found),
+                Err(Failure::Asleep) => return Err(Failure::Asleep),
                 Ok(None) | Err(Failure::Captured | Failure::Gone | Failure::Crowded) => {}
                 Err(Failure::Upstream(error))
                     if step.asks_upstream() && !U::is_exhausted(&error) =>

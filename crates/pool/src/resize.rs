@@ -41,6 +41,7 @@ impl<U: Upstream> Pool<U> {
         let Some(units) = bytes.and_then(|bytes| self.aligned_units(bytes)) else {
             return Ok(None);
         };
+        self.require_awake()?;
         let slot = self.slot_of(stream, stream_id)?;
         // A graph's memory is the graph's: it comes another way.
         if slot.recording_graph() != 0 || self.upstream.is_capturing(stream)? {
@@ -49,7 +50,7 @@ impl<U: Upstream> Pool<U> {
         self.free_deferred_graphs();
         let _deferred = defer_events();
         if let Some(block) = self.allocate_in_room(slot, mapped, units) {
-            return Ok(Some(block));
+            return self.keep_if_awake(slot, block).map(Some);
         }
         // Without a place no step helps. Another thread may take this one, and then nothing waits for it either.
         if !self.make_growable_place(slot, mapped, u64::from(units) << UNIT_SHIFT) {
@@ -68,7 +69,7 @@ impl<U: Upstream> Pool<U> {
         };
         let block = self.make_block(slot.id, found.taken.node, found.taken.address, units);
         slot.addresses.lock().keep(block.address + block.bytes as u64);
-        Ok(Some(block))
+        self.keep_if_awake(slot, block).map(Some)
     }
 
     /// A block of the stream's own free memory that has room behind it, as a former one has left it: without a driver call.
@@ -116,6 +117,7 @@ impl<U: Upstream> Pool<U> {
         if least <= before {
             return Ok(true);
         }
+        self.require_awake()?;
         let slot = self.slot_of(stream, stream_id)?;
         let graph = slot.recording_graph();
         let graph_upto = self.graphs.lock().arenas.get(&graph).map(|arena| arena.upto);

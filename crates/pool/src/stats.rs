@@ -23,6 +23,8 @@ pub struct PoolStatistics {
     pub cached: usize,
     /// Of the bytes in use, those that were freed and wait for a `Graph` to go.
     pub held: usize,
+    /// Of the reserved bytes, those that the device has back while the pool sleeps.
+    pub asleep: usize,
     /// Bytes of the largest free block outside of magazines.
     pub largest_free: usize,
     /// Blocks of upstream; pieces, where the pool maps its memory, as in `growths` and `returns`.

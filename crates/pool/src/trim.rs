@@ -46,6 +46,9 @@ impl<U: Upstream> Pool<U> {
     pub fn trim(&self, keep: usize) -> usize {
         let _deferred = defer_events();
         let _range = range(c"pool: trim", keep);
+        if self.is_asleep() {
+            return 0;
+        }
         self.empty_magazines(keep);
         let bytes = self.give_back_if_idle(keep, IDLE_PATIENCE);
         self.note_trimmed();
@@ -56,6 +59,7 @@ impl<U: Upstream> Pool<U> {
     pub fn wait_and_trim(&self, keep: usize) -> Result<usize, Failure<U::Error>> {
         let _deferred = defer_events();
         let _range = range(c"pool: wait and trim", keep);
+        self.require_awake()?;
         self.empty_magazines(keep);
         let mut bytes = 0;
         let mut failed = self.wait_for_all_pending(|| {
@@ -79,7 +83,7 @@ impl<U: Upstream> Pool<U> {
     pub fn wait_and_trim_until(&self, keep: usize, is_enough: &mut dyn FnMut() -> bool) {
         let _deferred = defer_events();
         let _range = range(c"pool: wait and trim", keep);
-        if self.reserved_bytes() <= keep {
+        if self.reserved_bytes() <= keep || self.is_asleep() {
             return;
         }
         self.flush_all();
@@ -104,7 +108,10 @@ impl<U: Upstream> Pool<U> {
     /// Returns how many bytes went back.
     pub fn release_above_threshold(&self) -> usize {
         let threshold = self.settings.limits.release_threshold();
-        if self.reserved_bytes() <= threshold || self.free_and_other_bytes().0 == 0 {
+        if self.reserved_bytes() <= threshold
+            || self.is_asleep()
+            || self.free_and_other_bytes().0 == 0
+        {
             return 0;
         }
         let _deferred = defer_events();
@@ -132,7 +139,7 @@ impl<U: Upstream> Pool<U> {
         if let Some(mapped) = self.upstream.mapped() {
             // A request that is about to be refused waits for what is on its way (INV-POOL-5).
             let _transit = self.in_transit.read();
-            return self.release_and_merge(mapped, keep);
+            return if self.is_asleep() { 0 } else { self.release_and_merge(mapped, keep) };
         }
         let extracted = {
             let _transit = self.in_transit.write();

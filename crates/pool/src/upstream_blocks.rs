@@ -144,6 +144,28 @@ impl<B> UpstreamBlocks<B> {
         self.reservations.values().copied().filter(is_unused).collect()
     }
 
+    /// All reservations: addresses and bytes.
+    pub(super) fn reservations(&self) -> Vec<(u64, u64)> {
+        self.reservations.values().copied().collect()
+    }
+
+    /// The handles, by address: address, bytes and the handle.
+    pub(super) fn handles(&self) -> impl Iterator<Item = (u64, u64, Handle)> + '_ {
+        self.blocks.values().filter_map(|block| match &block.origin {
+            Origin::Handle(handle) => Some((block.address, block.bytes, *handle)),
+            Origin::Block(_) => None,
+        })
+    }
+
+    /// Has the handle at an address be another one of upstream's.
+    pub(super) fn set_handle(&mut self, address: u64, memory: u64) {
+        for (_, block) in self.blocks.range_mut((address, 0)..=(address, u32::MAX)) {
+            if let Origin::Handle(handle) = &mut block.origin {
+                handle.memory = memory;
+            }
+        }
+    }
+
     /// The end of the block that an address lies in.
     pub(super) fn end_of(&self, address: u64) -> Option<u64> {
         let (&(start, _), block) = self.blocks.range(..=(address, u32::MAX)).next_back()?;

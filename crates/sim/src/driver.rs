@@ -6,8 +6,8 @@ use super::simulator::Simulator;
 use super::state::{Schedule, SimConfig, SimContext, lock_state, notify_changed};
 use aquifer_driver::error::{DriverError, ErrorKind};
 use aquifer_driver::{
-    BackendKind, CallSite, DeviceProperties, Driver, DriverResult, RegionCalls, call_not_forked,
-    is_forked_child,
+    AsideCalls, BackendKind, CallSite, DeviceProperties, Driver, DriverResult, RegionCalls,
+    call_not_forked, is_forked_child,
 };
 use aquifer_sync::Arc;
 use aquifer_sync::trusted::Mutex;
@@ -167,6 +167,10 @@ unsafe impl Driver for SimDriver {
 
     fn regions(&self) -> Option<&dyn RegionCalls> {
         self.context.config.pool_checks.then_some(self)
+    }
+
+    fn aside(&self) -> Option<&dyn AsideCalls> {
+        Some(self)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -204,7 +204,8 @@ impl Buffer {
     /// A use of the bytes in `range`.
     pub(super) fn memory_use(&self, range: Range<usize>, writes: bool) -> MemoryUse<'_> {
         let resource = &**self.resource.get();
-        MemoryUse { home: &self.home, uses: &self.uses, resource, range, writes }
+        let address = self.address();
+        MemoryUse { home: &self.home, address, uses: &self.uses, resource, range, writes }
     }
 
     /// Makes home wait for all uses elsewhere.

@@ -5,7 +5,7 @@ use super::stream_ref::StreamRef;
 use super::used_on::{UseTimeline, WaitError, error_across_captures};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::resource::DeviceResource;
+use crate::resource::{DeviceResource, asleep};
 use crate::stream::{Capture, Patience, Status, Stream, StreamCall};
 use crate::sync::Arc;
 use std::ops::Range;
@@ -27,6 +27,8 @@ pub enum CapturePolicy {
 #[allow(missing_docs, missing_debug_implementations, reason = "for the crates above alone")]
 pub struct MemoryUse<'a> {
     pub home: &'a Stream,
+    /// Where it lies.
+    pub address: u64,
     pub uses: &'a PendingUses<UseTimeline>,
     /// Says which other devices reach the memory.
     pub resource: &'a dyn DeviceResource,
@@ -91,7 +93,11 @@ impl MemoryUse<'_> {
     #[inline]
     #[doc(hidden)]
     pub fn is_in_order_on(&self, stream: &Stream) -> bool {
-        *stream == *self.home && self.uses.is_empty()
+        *stream == *self.home && self.uses.is_empty() && self.is_awake()
+    }
+
+    fn is_awake(&self) -> bool {
+        asleep::require_awake(self.home.device(), self.address).is_ok()
     }
 
     /// Like [`order_on`](Self::order_on), in a call that was begun.
@@ -119,6 +125,8 @@ impl MemoryUse<'_> {
     ) -> Result<StreamCall<'s>> {
         loop {
             refuse_capture(&call, policy)?;
+            // Inside of the gate: a pool that falls asleep passes it.
+            asleep::require_awake(self.home.device(), self.address)?;
             let ordered = if stream.is(self.home) {
                 self.try_order_at_home(call)
             } else if self.range.is_empty() {

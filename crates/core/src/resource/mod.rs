@@ -1,5 +1,6 @@
 //! The sources of device memory.
 
+pub mod asleep;
 pub mod block;
 pub mod cuda;
 mod current_resource;

@@ -24,12 +24,15 @@ mod resize;
 #[cfg(feature = "nvtx")]
 mod sanitizer;
 mod siblings;
+mod sleep;
 mod trim;
 
 pub use crate::pool::{PoolBlock, PoolMap, PoolStatistics};
 use handle::PoolHandle;
 pub use options::PoolOwner;
 pub use options::{Handles, MissPolicy, PoolOptions};
+pub use sleep::SleepReport;
+pub(crate) use sleep::Waker;
 
 /// A stream-ordered pool over another resource, like RMM's `pool_memory_resource`, without a driver call once it is
 /// warm.
@@ -121,7 +124,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         if is_forked_child() {
             return PoolStatistics::default();
         }
-        self.pool.stats()
+        let mut statistics = self.pool.stats();
+        statistics.asleep = self.asleep_bytes();
+        statistics
     }
 
     /// The places of the pool's memory, and the free parts of it, for tools that draw it. Each thread's cached blocks

@@ -1,6 +1,7 @@
 //! All work of a device's context at once, beside captures.
 
 use super::deferred;
+use super::gate::Patience;
 use super::handle::{Capture, Stream, exposed, living};
 use super::members::CAPTURES;
 use crate::debug_log::defer_events;
@@ -11,6 +12,21 @@ use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
 use crate::sync::{Arc, assert_unlocked};
 use std::time::{Duration, Instant};
+
+/// Waits until each thread that is in a call on a stream of `device` has left it. What such a call gives the device is
+/// there then, and one that begins later sees what the caller did before.
+///
+/// # Errors
+///
+/// [`ErrorKind::Capture`] while one of the streams is in a declared capture.
+pub(crate) fn pass_all_gates(device: &Device) -> Result<()> {
+    let patience = Patience::new();
+    for stream in living(device) {
+        let passed = stream.gate().alone(&patience, |handle| ((), handle));
+        passed.map_err(|refused| stream.refused(&refused))?;
+    }
+    Ok(())
+}
 
 /// Whether any stream of `device` that Aquifer knows is recording a graph. A question to the driver
 /// that fails counts as yes.

@@ -21,8 +21,8 @@ mod synchronized;
 
 pub use crate::event::Event;
 pub(crate) use call::{Status, StreamCall};
-pub(crate) use context::collect_all_after;
 pub(crate) use context::{any_capturing, busy_streams, record_context, record_exposed};
+pub(crate) use context::{collect_all_after, pass_all_gates};
 pub(crate) use gate::Patience;
 pub use graph::Graph;
 pub use handle::Stream;

@@ -45,6 +45,8 @@ pub enum ErrorKind {
     /// A communicator is of no use any more, since another rank failed, left or did not answer in time, or this one was
     /// aborted. The results of its collectives may be written in part. All else of the device goes on.
     CommunicatorLost,
+    /// The pool of this memory sleeps, and keeps its addresses alone. The error says for how long.
+    Asleep,
     /// Any other failure of a driver call. `Error::driver` has its number.
     Driver,
 }

@@ -1,5 +1,6 @@
 //! The effects of each driver call on the state, under its lock.
 
+mod aside;
 mod call;
 mod capture;
 mod collective;

@@ -377,6 +377,11 @@ impl ShadowMemory {
         Self { segments: self.moved(range, 0), sweep_at: SWEEP }
     }
 
+    /// Another one of the same state.
+    pub(crate) fn all_of(&self) -> Self {
+        Self { segments: self.segments.clone(), sweep_at: SWEEP }
+    }
+
     /// Gives a range the state that `other` has of as many bytes.
     pub(crate) fn replace(&mut self, (start, end): (u64, u64), other: &mut Self) {
         self.split(start);

@@ -169,6 +169,8 @@ struct SharedBytes {
 #[derive(Debug, Default)]
 pub(crate) struct VirtualMemory {
     pub(crate) handles: HashMap<u64, SimHandle>,
+    /// What is known of memory that a pool has put aside, by device and address.
+    pub(crate) aside: HashMap<(u64, u64), ShadowMemory>,
     /// By device.
     bytes: HashMap<u64, SharedBytes>,
 }
@@ -176,6 +178,7 @@ pub(crate) struct VirtualMemory {
 impl VirtualMemory {
     pub(crate) fn remove_device(&mut self, device: u64) {
         self.handles.retain(|_, handle| handle.device != device);
+        self.aside.retain(|(of, _), _| *of != device);
         self.bytes.remove(&device);
     }
 

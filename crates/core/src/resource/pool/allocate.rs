@@ -73,6 +73,14 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 Ok(block) => break block,
                 Err(failure) => failure,
             };
+            let waker = matches!(failure, Failure::Asleep).then(|| self.pool.upstream().waker());
+            if let Some(waker) = waker.flatten() {
+                // Another thread may wake it meanwhile.
+                match waker(self) {
+                    Err(error) if self.is_asleep() => return Err(error),
+                    _ => continue,
+                }
+            }
             let asked = match failure {
                 Failure::Captured => match stream.is_capturing_here(&patience) {
                     Ok(false) => continue,

@@ -116,6 +116,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 )
                 .with_advice("an earlier error of the driver is the cause: install a subscriber of `tracing` to see it")
             }
+            Failure::Asleep => self.asleep(),
             Failure::Crowded => {
                 self.emit_failure(bytes, "there are more streams than a pool can tell apart");
                 Error::new(

@@ -1,0 +1,118 @@
+//! The addresses of pools that sleep, where nothing is mapped, and of memory that has to stay where it is.
+//!
+//! A use asks inside of its stream's gate. A pool that falls asleep lists its addresses first and passes all gates then.
+//! So a use either finds the list, or has given the device its work by the time that the pool waits for the device.
+
+use crate::device::Device;
+use crate::driver::BackendKind;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
+use std::time::Instant;
+
+type DeviceKey = (BackendKind, u64);
+
+/// The pools that sleep, or are about to. With none, a use pays one load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static ASLEEP: Mutex<Vec<Asleep>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+/// The addresses of one pool.
+#[derive(Debug)]
+struct Asleep {
+    device: DeviceKey,
+    pool: u64,
+    ranges: Vec<(u64, u64)>,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Kept {
+    device: DeviceKey,
+    address: u64,
+    bytes: u64,
+    why: &'static str,
+}
+
+/// Lists the addresses of a pool: addresses and bytes. Uses that begin from now on are refused.
+pub(super) fn list(device: &Device, pool: u64, ranges: Vec<(u64, u64)>) {
+    ASLEEP.lock().push(Asleep { device: device.key(), pool, ranges, since: Instant::now() });
+    // Relaxed: the gates order it.
+    COUNT.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Takes the addresses of a pool off the list.
+pub(super) fn unlist(pool: u64) {
+    let mut asleep = ASLEEP.lock();
+    let before = asleep.len();
+    asleep.retain(|other| other.pool != pool);
+    COUNT.fetch_sub(before - asleep.len(), Ordering::Relaxed);
+}
+
+/// The error of a use of memory at an address, if its pool sleeps.
+#[inline]
+pub fn require_awake(device: &Device, address: u64) -> Result<()> {
+    // Relaxed: the gates order it.
+    if COUNT.load(Ordering::Relaxed) == 0 { Ok(()) } else { require_unlisted(device, address) }
+}
+
+#[cold]
+fn require_unlisted(device: &Device, address: u64) -> Result<()> {
+    let holds = |ranges: &[(u64, u64)]| {
+        ranges.iter().any(|(start, bytes)| address.wrapping_sub(*start) < *bytes)
+    };
+    let asleep = ASLEEP.lock();
+    let found = asleep.iter().find(|it| it.device == device.key() && holds(&it.ranges));
+    found.map_or(Ok(()), |it| Err(error_since(device, it.since)))
+}
+
+/// The error of what needs a pool that sleeps.
+pub(super) fn error_of(device: &Device, pool: u64) -> Error {
+    let found = ASLEEP.lock().iter().find(|it| it.pool == pool).map(|it| it.since);
+    // One that has woken meanwhile was asleep.
+    error_since(device, found.unwrap_or_else(Instant::now))
+}
+
+fn error_since(device: &Device, since: Instant) -> Error {
+    let seconds = since.elapsed().as_secs_f64();
+    let message = format!("the pool of this memory of {device} has been asleep for {seconds:.3} s");
+    Error::new(ErrorKind::Asleep, message).with_advice("call its wake first")
+}
+
+/// While it lives, the pool of some memory does not sleep: another process, or a library, knows it by its handle.
+#[derive(Debug)]
+#[must_use]
+pub struct KeptAwake {
+    device: DeviceKey,
+    address: u64,
+}
+
+impl KeptAwake {
+    /// Keeps the pool of `bytes` at an address awake. `why` ends the sentence "the memory ...".
+    pub fn new(device: &Device, address: u64, bytes: usize, why: &'static str) -> Self {
+        let (device, bytes) = (device.key(), bytes as u64);
+        KEPT.lock().push(Kept { device, address, bytes, why });
+        Self { device, address }
+    }
+}
+
+impl Drop for KeptAwake {
+    fn drop(&mut self) {
+        let mut kept = KEPT.lock();
+        let is_this = |it: &Kept| (it.device, it.address) == (self.device, self.address);
+        if let Some(at) = kept.iter().position(is_this) {
+            kept.swap_remove(at);
+        }
+    }
+}
+
+/// Why a pool with these addresses has to stay awake, if it has.
+pub(super) fn reason_to_stay_awake(device: &Device, ranges: &[(u64, u64)]) -> Option<&'static str> {
+    let key = device.key();
+    let overlaps = |it: &Kept| {
+        ranges.iter().any(|(start, bytes)| {
+            it.address < start.saturating_add(*bytes)
+                && *start < it.address.saturating_add(it.bytes)
+        })
+    };
+    KEPT.lock().iter().find(|it| it.device == key && overlaps(it)).map(|it| it.why)
+}

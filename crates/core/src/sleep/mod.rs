@@ -1,0 +1,154 @@
+//! Pools that sleep: the device has their memory back, and their addresses stay.
+
+mod contents;
+mod file;
+mod place;
+
+use crate::driver::CallSite;
+use crate::error::Result;
+use crate::resource::pool::{SleepReport, Waker};
+use crate::resource::{DeviceResource, PoolResource};
+use contents::Contents;
+use std::fmt;
+use std::path::PathBuf;
+
+pub use contents::Woken;
+
+/// Where the contents of a pool are while it sleeps.
+#[non_exhaustive]
+pub enum Keep {
+    /// In page-locked memory of the [current pinned resource](crate::pinned::current_pinned_resource). A pool of such
+    /// memory keeps it for the next sleep, until it is trimmed.
+    PageLocked,
+    /// In a file of this folder that has no name, so that it goes with the process. Several threads write and read it, past
+    /// the system's cache where the file system allows that.
+    File(PathBuf),
+    /// In a buffer of the program's, which [`wake`](PoolResource::wake) gives back. It is fast if it is page-locked. The
+    /// pool calls it while it falls asleep and wakes, so it uses no memory of the pool.
+    Buffer(Box<dyn AsMut<[u8]> + Send>),
+    /// Nowhere. All memory is zero when the pool wakes.
+    Nothing,
+}
+
+impl fmt::Debug for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PageLocked => f.write_str("PageLocked"),
+            Self::File(folder) => f.debug_tuple("File").field(folder).finish(),
+            Self::Buffer(_) => f.write_str("Buffer(..)"),
+            Self::Nothing => f.write_str("Nothing"),
+        }
+    }
+}
+
+/// How a pool sleeps. A [`Keep`] alone is that with the defaults.
+#[derive(Debug)]
+#[must_use]
+pub struct SleepOptions {
+    keep: Keep,
+    wakes_on_allocation: bool,
+}
+
+impl SleepOptions {
+    /// A sleep whose contents are there.
+    pub fn new(keep: Keep) -> Self {
+        Self { keep, wakes_on_allocation: false }
+    }
+
+    /// Whether an allocation wakes the pool. It is refused by default
+    /// ([`ErrorKind::Asleep`](crate::ErrorKind::Asleep)).
+    pub fn wakes_on_allocation(mut self, wakes: bool) -> Self {
+        self.wakes_on_allocation = wakes;
+        self
+    }
+}
+
+impl From<Keep> for SleepOptions {
+    fn from(keep: Keep) -> Self {
+        Self::new(keep)
+    }
+}
+
+impl<U: DeviceResource + 'static> PoolResource<U> {
+    /// Waits for all work of the device, puts the contents of the pool aside, and gives all of its memory back. The
+    /// vectors keep their addresses. [`wake`](Self::wake) brings them back there, so graphs and pointers of other
+    /// libraries are right again.
+    ///
+    /// The pool has to map its memory: it is over [`VirtualResource`](crate::mr::VirtualResource), or built with
+    /// [`Handles::On`](crate::mr::Handles::On). Memory that graphs keep sleeps, too. While the pool sleeps:
+    ///
+    /// - Each safe use of its vectors is an error of kind [`ErrorKind::Asleep`](crate::ErrorKind::Asleep). Vectors may be
+    ///   dropped.
+    /// - An allocation is such an error, or [wakes](SleepOptions::wakes_on_allocation) the pool. A trim gives nothing back.
+    /// - [`statistics`](Self::statistics) count what sleeps in `asleep`, and as reserved.
+    ///
+    /// Two parts of a program that are to sleep one without the other have a pool each. A scope of
+    /// [`with_device_resource`](crate::mr::with_device_resource) puts what a library allocates into one.
+    ///
+    /// ```
+    /// use aquifer::mr::{Keep, VirtualResource};
+    /// use aquifer::{Device, DeviceVec, ErrorKind, PoolResource, sim::SimConfig};
+    ///
+    /// let device = Device::simulated(SimConfig::default());
+    /// let stream = device.new_stream()?;
+    /// let pool = PoolResource::new(VirtualResource::new(&device)?)?;
+    /// let weights = DeviceVec::from_slice_in(&stream, &[1.5_f32; 1000], pool.clone())?;
+    ///
+    /// // SAFETY: no other library has a pointer to the pool's memory, and no graph uses it.
+    /// let slept = unsafe { pool.sleep(Keep::PageLocked)? };
+    /// assert_eq!((slept.bytes, slept.used), (2 << 20, 4096));
+    /// assert_eq!(weights.get(7).unwrap_err().kind(), ErrorKind::Asleep);
+    ///
+    /// pool.wake()?;
+    /// assert_eq!(weights.get(7)?, 1.5);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// In each case the pool stays awake, and nothing is lost.
+    ///
+    /// - [`ErrorKind::Asleep`](crate::ErrorKind::Asleep) if it sleeps already.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it takes blocks.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a stream is in capture.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) while memory of it is exported or registered
+    ///   with NCCL, and if the buffer is too small.
+    /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no memory for the contents, and
+    ///   [`ErrorKind::Io`](crate::ErrorKind::Io) if they cannot be written.
+    /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork, and the errors of the driver.
+    ///
+    /// # Safety
+    ///
+    /// From this call until [`wake`](Self::wake) has returned, no work is given to the device that uses the pool's memory
+    /// by a pointer: no kernel of another library, no copy of cudarc's, no launch of a graph, and no unsafe call with such
+    /// a pointer. Safe calls of this crate are refused, and need no care.
+    #[track_caller]
+    pub unsafe fn sleep(&self, options: impl Into<SleepOptions>) -> Result<SleepReport> {
+        let _site = CallSite::enter();
+        let SleepOptions { keep, wakes_on_allocation } = options.into();
+        let device = self.device().clone();
+        let waker: Option<Waker<U>> = wakes_on_allocation.then_some(|pool| pool.wake().map(drop));
+        self.put_aside(waker, |places| Contents::copy_out(&device, places, keep))
+    }
+
+    /// Maps memory where it was before the pool [slept](Self::sleep), and copies its contents there. Another thread may do
+    /// that in the background: vectors of the pool are usable when it is done.
+    ///
+    /// # Errors
+    ///
+    /// In each case the pool sleeps as before, and can be woken again.
+    ///
+    /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has too little memory. The error says how
+    ///   much is missing.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the pool does not sleep.
+    /// - [`ErrorKind::Io`](crate::ErrorKind::Io) if a file cannot be read, [`ErrorKind::Forked`](crate::ErrorKind::Forked)
+    ///   in the child of a fork, and the errors of the driver.
+    #[track_caller]
+    pub fn wake(&self) -> Result<Woken> {
+        let _site = CallSite::enter();
+        let device = self.device().clone();
+        let contents =
+            self.bring_back(|contents: &mut Contents, places| contents.copy_in(&device, places))?;
+        Ok(contents.into_woken())
+    }
+}

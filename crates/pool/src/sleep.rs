@@ -1,0 +1,215 @@
+//! A pool that sleeps keeps its addresses and none of the device's memory. The caller copies what is in use, and brings
+//! it back.
+//!
+//! # State table
+//!
+//! | state | `asleep` | allocations | frees | trims, growth, captures | handles |
+//! | --- | --- | --- | --- | --- | --- |
+//! | awake | no | served | as ever | as ever | mapped |
+//! | falling asleep | yes | [`Failure::Asleep`] | into the heaps, past magazines | nothing, `Failure::Asleep` | mapped, and in nobody's hand after `places` |
+//! | asleep | yes | the same | the same | the same | gone: each place has the number of a former one |
+//! | waking | yes | the same | the same | the same | made and mapped, place by place |
+//!
+//! | from | to | by |
+//! | --- | --- | --- |
+//! | awake | falling asleep | `begin_sleep` |
+//! | falling asleep | asleep | the caller unmaps all places |
+//! | asleep | waking | `places_to_wake` |
+//! | waking | awake | `set_handle` for each place, then `end_sleep` |
+//! | falling asleep, waking | awake, asleep | the caller gives up: `end_sleep`, or nothing |
+//!
+//! - `INV-1`. A block that was taken before its heap's lock was last free in `places` is in use there. One that is taken
+//!   later finds `asleep` set, since that was stored before, and goes back.
+//! - `INV-2`. Who maps, moves or releases handles has read `asleep` under `in_transit`, which `places` writes once. So
+//!   nobody does from then on.
+//! - `INV-3`. Magazines are suspended and empty, under `reclaim_lock`, and one that is made meanwhile is suspended.
+
+use super::block::Block;
+use super::core::Pool;
+use super::handles::Last;
+use super::magazine::Cached;
+use super::slot::{Slot, report};
+use super::upstream::{Failure, Mapped, Upstream, count};
+use super::upstream_blocks::Origin;
+use crate::debug_log::defer_events;
+use crate::sync::Ordering;
+
+/// Where a handle is mapped, or was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedPlace {
+    pub address: u64,
+    pub bytes: u64,
+    pub handle: u64,
+    /// The parts that blocks in use have: addresses and bytes, in order. Adjacent ones are one.
+    pub used: Vec<(u64, u64)>,
+}
+
+impl<U: Upstream> Pool<U> {
+    /// Whether the pool sleeps, or is about to, or to wake.
+    #[inline]
+    pub fn is_asleep(&self) -> bool {
+        // Relaxed: INV-1 and INV-2 order it by locks.
+        self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// The error of what a pool that sleeps does not do.
+    pub(super) fn require_awake(&self) -> Result<(), Failure<U::Error>> {
+        if self.is_asleep() { Err(Failure::Asleep) } else { Ok(()) }
+    }
+
+    /// A block that was just taken from a heap, which goes back if the pool sleeps by now (INV-1).
+    pub(super) fn keep_if_awake(
+        &self,
+        slot: &Slot<U>,
+        block: Block,
+    ) -> Result<Block, Failure<U::Error>> {
+        if !self.is_asleep() {
+            return Ok(block);
+        }
+        report(self.free_to_owner(slot, Cached { address: block.address, token: block.token }));
+        Err(Failure::Asleep)
+    }
+
+    /// Has the pool allocate and move nothing from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Asleep`] if it sleeps already, and [`Failure::Captured`] while a capture was declared to it.
+    pub fn begin_sleep(&self) -> Result<(), Failure<U::Error>> {
+        let _deferred = defer_events();
+        self.free_deferred_graphs();
+        let reclaim = self.reclaim_lock.lock();
+        self.require_awake()?;
+        if self.stream_slots().any(|slot| slot.recording_graph() != 0) {
+            return Err(Failure::Captured);
+        }
+        // Relaxed: as in `is_asleep`.
+        self.asleep.store(true, Ordering::Relaxed);
+        let magazines = self.magazines();
+        // SAFETY: INV-POOL-4.
+        magazines.iter().for_each(|magazine| unsafe { magazine.suspend() });
+        self.revoke(&reclaim, &magazines, |magazine, classes| self.drain(magazine, classes));
+        Ok(())
+    }
+
+    /// Ends the sleep, or the attempt at one: all places are mapped.
+    pub fn end_sleep(&self) {
+        let _reclaim = self.reclaim_lock.lock();
+        self.asleep.store(false, Ordering::Relaxed);
+        // SAFETY: INV-POOL-4.
+        self.magazines().iter().for_each(|magazine| unsafe { magazine.resume() });
+    }
+
+    /// What is mapped, when free memory has gone back. The device is past all work that was given to it before
+    /// [`begin_sleep`](Self::begin_sleep).
+    pub fn places(&self) -> Vec<MappedPlace> {
+        let _deferred = defer_events();
+        let Some(mapped) = self.upstream.mapped() else { return Vec::new() };
+        // INV-2: who came before has done what it does.
+        drop(self.in_transit.write());
+        self.close_and_poll_all(None);
+        self.release_and_merge(mapped, 0);
+        self.mapped_places()
+    }
+
+    /// The reservations in which places may lie: addresses and bytes.
+    pub fn reservations(&self) -> Vec<(u64, u64)> {
+        self.upstream_blocks.lock().reservations()
+    }
+
+    /// The places that are still in use. Those that are free by now are the pool's no more, and only their addresses are.
+    pub fn places_to_wake(&self) -> Vec<MappedPlace> {
+        let _deferred = defer_events();
+        if let Some(mapped) = self.upstream.mapped() {
+            // What was freed by several streams is one free block then.
+            self.close_and_poll_all(None);
+            self.merge_ready();
+            self.forget_free_places(mapped);
+        }
+        self.mapped_places()
+    }
+
+    /// Notes that a place has another handle.
+    pub fn set_handle(&self, address: u64, handle: u64) {
+        self.upstream_blocks.lock().set_handle(address, handle);
+    }
+
+    fn mapped_places(&self) -> Vec<MappedPlace> {
+        let mut free: Vec<(u64, u64)> = Vec::new();
+        self.each_heap(|slot| {
+            let heap = slot.heap();
+            free.extend(heap.free_blocks_from(1).map(|block| (block.address, block.bytes)));
+        });
+        free.sort_unstable();
+        let blocks = self.upstream_blocks.lock();
+        let places = blocks.handles().map(|(address, bytes, handle)| MappedPlace {
+            address,
+            bytes,
+            handle: handle.memory,
+            used: used_parts(&free, address, address + bytes),
+        });
+        places.collect()
+    }
+
+    /// Handles that no block in use lies in have gone when the pool fell asleep, or are not mapped again.
+    fn forget_free_places(&self, mapped: Mapped<'_, U>) {
+        let mut free = Vec::new();
+        self.each_heap(|source| {
+            let heap = source.heap();
+            let blocks = heap.free_blocks_from(mapped.granularity());
+            free.extend(blocks.map(|block| (block, source.id)));
+        });
+        for (block, source) in free {
+            for piece in self.take_handles(source, block, &mut block.bytes.clone(), Last::Fits) {
+                let removed = {
+                    let mut blocks = self.upstream_blocks.lock();
+                    blocks.remove_reserved(piece.upstream_block, piece.address)
+                };
+                let Some(removed) = removed else { continue };
+                if let Origin::Handle(_) = removed.origin {
+                    count(&self.counters().returns);
+                }
+                self.upstream_blocks.lock().unreserve(removed.bytes as usize);
+                self.give_addresses(source, &piece);
+            }
+        }
+    }
+}
+
+/// The parts of a range that lie in none of the `free` ones, which are in order: addresses and bytes.
+fn used_parts(free: &[(u64, u64)], start: u64, end: u64) -> Vec<(u64, u64)> {
+    let first = free.partition_point(|(address, bytes)| address + bytes <= start);
+    let (mut used, mut at) = (Vec::new(), start);
+    for &(address, bytes) in free[first..].iter().take_while(|(address, _)| *address < end) {
+        if address > at {
+            used.push((at, address - at));
+        }
+        at = at.max(address + bytes);
+    }
+    if at < end {
+        used.push((at, end - at));
+    }
+    used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::used_parts;
+
+    #[test]
+    fn what_is_not_free_is_used() {
+        let free = [(0, 10), (20, 5), (25, 5), (50, 100)];
+        for (range, used) in [
+            ((0, 10), vec![]),
+            ((0, 20), vec![(10, 10)]),
+            ((5, 40), vec![(10, 10), (30, 10)]),
+            ((30, 50), vec![(30, 20)]),
+            ((60, 70), vec![]),
+            ((140, 170), vec![(150, 20)]),
+            ((22, 23), vec![]),
+        ] {
+            assert_eq!(used_parts(&free, range.0, range.1), used, "{range:?}");
+        }
+        assert_eq!(used_parts(&[], 3, 9), [(3, 6)]);
+    }
+}

@@ -1,0 +1,51 @@
+//! What pools put aside while they sleep: the bytes by the host, and what is known of them here.
+
+use crate::check::ShadowMemory;
+use crate::driver::SimDriver;
+use crate::state::SimState;
+use aquifer_driver::{AsideCalls, DeviceRange, DriverResult};
+
+impl AsideCalls for SimDriver {
+    unsafe fn put_aside(&self, range: DeviceRange, target: *mut u8) -> DriverResult<()> {
+        let mut call = self.call("cuMemcpyDtoHAsync")?;
+        let key = (call.context.id, range.address);
+        let SimState { blocks, virtual_memory, .. } = &mut *call.state;
+        let Some((block, at)) = blocks.around_mut(range) else { return call.invalid() };
+        if block.mappings.check(at, None).is_err() {
+            return call.invalid();
+        }
+        // SAFETY: the range is mapped, and lies in the block; the caller's promise of the target.
+        unsafe {
+            let source = block.backing.pointer().as_ptr().add(at.0 as usize);
+            target.copy_from_nonoverlapping(source, range.bytes);
+        }
+        virtual_memory.aside.insert(key, block.shadow.copy_of(at));
+        Ok(())
+    }
+
+    unsafe fn bring_back(&self, range: DeviceRange, source: *const u8) -> DriverResult<()> {
+        let name = if source.is_null() { "cuMemsetD8Async" } else { "cuMemcpyHtoDAsync" };
+        let mut call = self.call(name)?;
+        let key = (call.context.id, range.address);
+        let SimState { blocks, virtual_memory, .. } = &mut *call.state;
+        let Some((block, at)) = blocks.around_mut(range) else { return call.invalid() };
+        if block.mappings.check(at, None).is_err() {
+            return call.invalid();
+        }
+        let bytes = range.bytes;
+        // SAFETY: the range is mapped, and lies in the block; the caller's promise of the source.
+        unsafe {
+            let target = block.backing.pointer().as_ptr().add(at.0 as usize);
+            match source.is_null() {
+                true => target.write_bytes(0, bytes),
+                false => target.copy_from_nonoverlapping(source, bytes),
+            }
+        }
+        let aside = virtual_memory.aside.get(&key).map(ShadowMemory::all_of);
+        match aside.filter(|_| !source.is_null()) {
+            Some(mut aside) => block.shadow.replace(at, &mut aside),
+            None => block.shadow.note_writes(at),
+        }
+        Ok(())
+    }
+}
