@@ -26,17 +26,20 @@
 
 use super::block::Block;
 use super::core::Pool;
-use super::handles::Last;
+use super::handles::{LARGEST_HANDLE, Last};
 use super::magazine::Cached;
 use super::slot::{Slot, report};
 use super::upstream::{Failure, Mapped, Upstream, count};
-use super::upstream_blocks::Origin;
+use super::upstream_blocks::{Handle, Origin};
 use crate::debug_log::defer_events;
 use crate::sync::Ordering;
+use crate::sync::trusted::unique;
 
 /// Where a handle is mapped, or was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedPlace {
+    /// The number of the reservation that the address is of.
+    pub reservation: u32,
     pub address: u64,
     pub bytes: u64,
     pub handle: u64,
@@ -117,8 +120,10 @@ impl<U: Upstream> Pool<U> {
         self.upstream_blocks.lock().reservations()
     }
 
-    /// The places that are still in use. Those that are free by now are the pool's no more, and only their addresses are.
-    pub fn places_to_wake(&self) -> Vec<MappedPlace> {
+    /// The places that are still in use, of those that sleep. Those that are free by now are the pool's no more, and only
+    /// their addresses are. Places that adjoin, and that blocks in use have as a whole, are one: the calls for a handle
+    /// take as long for a large one as for a small one.
+    pub fn places_to_wake(&self, sleeps: impl Fn(u64) -> bool) -> Vec<MappedPlace> {
         let _deferred = defer_events();
         if let Some(mapped) = self.upstream.mapped() {
             // What was freed by several streams is one free block then.
@@ -126,12 +131,16 @@ impl<U: Upstream> Pool<U> {
             self.merge_ready();
             self.forget_free_places(mapped);
         }
-        self.mapped_places()
+        let mut places = self.mapped_places();
+        places.retain(|place| sleeps(place.address));
+        merged(places)
     }
 
-    /// Notes that a place has another handle.
-    pub fn set_handle(&self, address: u64, handle: u64) {
-        self.upstream_blocks.lock().set_handle(address, handle);
+    /// Notes that a place of [`places_to_wake`](Self::places_to_wake) has another handle.
+    pub fn set_handle(&self, place: &MappedPlace, memory: u64) {
+        let MappedPlace { reservation, address, bytes, .. } = *place;
+        let handle = Handle { memory, id: unique() };
+        self.upstream_blocks.lock().replace_handles(reservation, (address, bytes), handle);
     }
 
     fn mapped_places(&self) -> Vec<MappedPlace> {
@@ -142,7 +151,8 @@ impl<U: Upstream> Pool<U> {
         });
         free.sort_unstable();
         let blocks = self.upstream_blocks.lock();
-        let places = blocks.handles().map(|(address, bytes, handle)| MappedPlace {
+        let places = blocks.handles().map(|(reservation, address, bytes, handle)| MappedPlace {
+            reservation,
             address,
             bytes,
             handle: handle.memory,
@@ -176,6 +186,32 @@ impl<U: Upstream> Pool<U> {
     }
 }
 
+/// A handle of places that were several is at most this part of all that is mapped.
+const MERGED_DIVISOR: u64 = 512;
+
+fn merged(places: Vec<MappedPlace>) -> Vec<MappedPlace> {
+    let total: u64 = places.iter().map(|place| place.bytes).sum();
+    let most = (total / MERGED_DIVISOR).min(LARGEST_HANDLE);
+    let mut all: Vec<MappedPlace> = Vec::new();
+    for place in places {
+        let is_whole = place.used == [(place.address, place.bytes)];
+        match all.last_mut() {
+            Some(last)
+                if is_whole
+                    && last.used == [(last.address, last.bytes)]
+                    && last.reservation == place.reservation
+                    && last.address + last.bytes == place.address
+                    && last.bytes + place.bytes <= most =>
+            {
+                last.bytes += place.bytes;
+                last.used = vec![(last.address, last.bytes)];
+            }
+            _ => all.push(place),
+        }
+    }
+    all
+}
+
 /// The parts of a range that lie in none of the `free` ones, which are in order: addresses and bytes.
 fn used_parts(free: &[(u64, u64)], start: u64, end: u64) -> Vec<(u64, u64)> {
     let first = free.partition_point(|(address, bytes)| address + bytes <= start);
@@ -194,7 +230,41 @@ fn used_parts(free: &[(u64, u64)], start: u64, end: u64) -> Vec<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::used_parts;
+    use super::{MappedPlace, merged, used_parts};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn whole_places_that_adjoin_are_one_up_to_a_part_of_all() {
+        let place = |reservation, address: u64, bytes: u64, is_whole| MappedPlace {
+            reservation,
+            address: address * MIB,
+            bytes: bytes * MIB,
+            handle: address,
+            used: vec![(address * MIB, if is_whole { bytes * MIB } else { 256 })],
+        };
+        let sizes = |places| merged(places).iter().map(|it| it.bytes / MIB).collect::<Vec<_>>();
+        // All of it is 8 GiB: 16 MiB are one.
+        let rest = place(9, 1 << 20, 8192 - 26, true);
+        for (places, wanted) in [
+            (vec![place(1, 0, 4, true), place(1, 4, 4, true), place(1, 8, 18, true)], vec![8, 18]),
+            (
+                vec![place(1, 0, 8, true), place(1, 8, 8, true), place(1, 16, 10, true)],
+                vec![16, 10],
+            ),
+            (
+                vec![place(1, 0, 8, true), place(1, 8, 8, false), place(1, 16, 10, true)],
+                vec![8, 8, 10],
+            ),
+            (
+                vec![place(1, 0, 8, true), place(2, 8, 8, true), place(2, 17, 10, true)],
+                vec![8, 8, 10],
+            ),
+        ] {
+            let all = places.into_iter().chain([rest.clone()]).collect();
+            assert_eq!(sizes(all), wanted.into_iter().chain([8192 - 26]).collect::<Vec<_>>());
+        }
+    }
 
     #[test]
     fn what_is_not_free_is_used() {

@@ -149,21 +149,28 @@ impl<B> UpstreamBlocks<B> {
         self.reservations.values().copied().collect()
     }
 
-    /// The handles, by address: address, bytes and the handle.
-    pub(super) fn handles(&self) -> impl Iterator<Item = (u64, u64, Handle)> + '_ {
-        self.blocks.values().filter_map(|block| match &block.origin {
-            Origin::Handle(handle) => Some((block.address, block.bytes, *handle)),
+    /// The handles, by address: the number of the reservation, address, bytes and the handle.
+    pub(super) fn handles(&self) -> impl Iterator<Item = (u32, u64, u64, Handle)> + '_ {
+        self.blocks.iter().filter_map(|(&(_, number), block)| match &block.origin {
+            Origin::Handle(handle) => Some((number, block.address, block.bytes, *handle)),
             Origin::Block(_) => None,
         })
     }
 
-    /// Has the handle at an address be another one of upstream's.
-    pub(super) fn set_handle(&mut self, address: u64, memory: u64) {
-        for (_, block) in self.blocks.range_mut((address, 0)..=(address, u32::MAX)) {
-            if let Origin::Handle(handle) = &mut block.origin {
-                handle.memory = memory;
-            }
+    /// Has one handle of upstream's be at a range of addresses and bytes, in the place of those that were.
+    pub(super) fn replace_handles(
+        &mut self,
+        number: u32,
+        (address, bytes): (u64, u64),
+        handle: Handle,
+    ) {
+        let of_range = self.blocks.range((address, 0)..(address + bytes, 0));
+        let before: Vec<u64> =
+            of_range.filter(|(key, _)| key.1 == number).map(|(key, _)| key.0).collect();
+        for address in before {
+            self.remove_reserved(number, address);
         }
+        self.insert(number, UpstreamBlock { address, bytes, origin: Origin::Handle(handle) });
     }
 
     /// The end of the block that an address lies in.

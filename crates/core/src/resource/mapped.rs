@@ -12,6 +12,20 @@ use crate::pool::MapFailure;
 use crate::sync::Arc;
 use std::fmt::Display;
 
+/// Ranges in order, with those that adjoin as one.
+fn adjoining(ranges: impl Iterator<Item = DeviceRange>) -> Vec<DeviceRange> {
+    let mut all: Vec<DeviceRange> = Vec::new();
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if last.address + last.bytes as u64 == range.address => {
+                last.bytes += range.bytes;
+            }
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
 /// A device that has virtual memory management.
 #[derive(Clone, Debug)]
 pub struct VirtualMemory {
@@ -164,6 +178,59 @@ impl VirtualMemory {
             let _ = unsafe { self.peers.add(self.driver(), range) };
         }
         unmapped
+    }
+
+    /// Makes each range the memory of a handle, as [`map`](Self::map), with one call for what adjoins. The error says how
+    /// many of them are mapped, the first ones.
+    ///
+    /// # Safety
+    ///
+    /// As [`map`](Self::map), for each; ranges that adjoin are of one reservation, or have another one between them.
+    pub(super) unsafe fn map_all(
+        &self,
+        ranges: &[(DeviceRange, RawHandle)],
+    ) -> Result<(), (usize, DriverError)> {
+        let driver = self.driver();
+        for (number, &(range, handle)) in ranges.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { driver.map(range, handle) }.map_err(|error| (number, error))?;
+        }
+        let all = |error| (ranges.len(), error);
+        for range in adjoining(ranges.iter().map(|(range, _)| *range)) {
+            // SAFETY: mapped above.
+            patiently(|| unsafe { driver.set_access(range) }).map_err(all)?;
+        }
+        for &(range, _) in ranges {
+            // SAFETY: the same.
+            unsafe { self.peers.add(driver, range) }.map_err(all)?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps ranges of [`map`](Self::map), with one call for what adjoins. Returns the error of each of those calls that
+    /// failed, with its range, all of which is still mapped.
+    ///
+    /// # Safety
+    ///
+    /// As [`unmap`](Self::unmap), for each; as [`map_all`](Self::map_all).
+    pub(super) unsafe fn unmap_all(
+        &self,
+        ranges: &[DeviceRange],
+    ) -> Vec<(DeviceRange, DriverError)> {
+        let mut failed = Vec::new();
+        ranges.iter().for_each(|range| self.peers.remove(*range));
+        for all in adjoining(ranges.iter().copied()) {
+            // SAFETY: the caller's promise.
+            let Err(error) = (unsafe { self.driver().unmap(all) }) else { continue };
+            let is_part =
+                |range: &&DeviceRange| range.address.wrapping_sub(all.address) < all.bytes as u64;
+            for range in ranges.iter().filter(is_part) {
+                // SAFETY: it was mapped, and is.
+                let _ = unsafe { self.peers.add(self.driver(), *range) };
+            }
+            failed.push((all, error));
+        }
+        failed
     }
 
     /// Lets kernels of another device reach all memory that is mapped, and that will be.

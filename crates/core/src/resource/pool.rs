@@ -32,7 +32,7 @@ use handle::PoolHandle;
 pub use options::PoolOwner;
 pub use options::{Handles, MissPolicy, PoolOptions};
 pub use sleep::SleepReport;
-pub(crate) use sleep::Waker;
+pub(crate) use sleep::{Contents, Waker};
 
 /// A stream-ordered pool over another resource, like RMM's `pool_memory_resource`, without a driver call once it is
 /// warm.

@@ -12,7 +12,8 @@ use crate::impls::Count;
 use crate::pinned::{CurrentPinned, PinnedResource, current_pinned_resource, last_error};
 use crate::pool::MappedPlace;
 use crate::resource::DeviceResource as _;
-use crate::stream::Stream;
+use crate::resource::pool::Contents;
+use crate::stream::{Event, Stream};
 use allocator_api2::vec::Vec as HostVec;
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -76,79 +77,137 @@ enum Store {
     Nothing,
 }
 
-/// The contents, and where each part of them belongs.
-pub(super) struct Contents {
+impl Store {
+    /// The host's memory, in order. A file has none.
+    fn segments(&mut self) -> Vec<Segment> {
+        match self {
+            Self::PageLocked(blocks) => segments(blocks),
+            Self::Buffer(buffer) => vec![segment(buffer.as_mut().as_mut())],
+            Self::File(_) | Self::Nothing => Vec::new(),
+        }
+    }
+}
+
+/// The contents, and where each part of them belongs. Copies may be on their way: a drop waits for them.
+pub(super) struct Kept {
+    device: Device,
     parts: Vec<Part>,
-    store: Store,
+    store: Option<Store>,
+    /// What the copies are on, and the end of each group of those to the host.
+    stream: Stream,
+    groups: Vec<Event>,
     copied: usize,
 }
 
-impl Contents {
-    pub(super) fn copy_out(device: &Device, places: &[MappedPlace], keep: Keep) -> Result<Self> {
-        let (parts, bytes) = parts_of(places, ALIGNMENT);
-        let store = match keep {
-            Keep::Nothing => Store::Nothing,
+impl Kept {
+    pub(super) fn copy_out(device: &Device, groups: &[&[MappedPlace]], keep: Keep) -> Result<Self> {
+        let (parts, bytes) = parts_of(groups, ALIGNMENT);
+        let stream = device.new_stream()?;
+        let kept = |parts, store| Self {
+            device: device.clone(),
+            parts,
+            store: Some(store),
+            stream,
+            groups: Vec::new(),
+            copied: 0,
+        };
+        let mut kept = match keep {
+            Keep::Nothing => kept(parts, Store::Nothing),
             Keep::File(folder) => {
-                let (parts, file) = KeptFile::write(device, places, &folder)?;
-                return Ok(Self { parts, store: Store::File(file), copied: 0 });
+                let (parts, file) = KeptFile::write(device, groups, &folder)?;
+                kept(parts, Store::File(file))
             }
             Keep::Buffer(mut buffer) => {
-                let target = buffer.as_mut().as_mut();
+                let length = buffer.as_mut().as_mut().len();
                 ensure!(
-                    target.len() >= bytes,
+                    length >= bytes,
                     InvalidArgument,
                     "give a larger one",
                     "a pool was to keep {} in a buffer of {}",
                     Count(bytes, "byte"),
-                    Count(target.len(), "byte")
+                    Count(length, "byte")
                 );
-                copy_all(device, &parts, &[segment(target)], Direction::Out)?;
-                Store::Buffer(buffer)
+                kept(parts, Store::Buffer(buffer))
             }
             Keep::PageLocked => {
                 let pinned = page_locked(device)?;
                 let sizes = (0..bytes).step_by(LARGEST).map(|at| LARGEST.min(bytes - at));
-                let mut blocks =
-                    sizes.map(|bytes| allocate(&pinned, bytes)).collect::<Result<Vec<_>>>()?;
-                copy_all(device, &parts, &segments(&mut blocks), Direction::Out)?;
-                Store::PageLocked(blocks)
+                let blocks = sizes.map(|bytes| allocate(&pinned, bytes));
+                kept(parts, Store::PageLocked(blocks.collect::<Result<Vec<_>>>()?))
             }
         };
-        Ok(Self { parts, store, copied: 0 })
-    }
-
-    pub(super) fn copy_in(&mut self, device: &Device, places: &[MappedPlace]) -> Result<()> {
-        let parts = parts_in(&self.parts, places);
-        match &mut self.store {
-            Store::PageLocked(blocks) => {
-                copy_all(device, &parts, &segments(blocks), Direction::In)?;
+        let segments = kept.segments();
+        if !segments.is_empty() {
+            for group in groups {
+                let parts = parts_in(&kept.parts, group);
+                copy_all(&kept.stream, parts, &segments, Direction::Out)?;
+                kept.groups.push(kept.stream.record()?);
             }
-            Store::Buffer(buffer) => {
-                let source = buffer.as_mut().as_mut();
-                let end = parts.last().map_or(0, |part| part.offset + part.bytes);
-                ensure!(
-                    source.len() >= end,
-                    InvalidArgument,
-                    "give back all that the pool has written",
-                    "a buffer with the contents of a pool has {} now, of {end}",
-                    Count(source.len(), "byte")
-                );
-                copy_all(device, &parts, &[segment(source)], Direction::In)?;
-            }
-            Store::File(file) => file.read(device, &parts)?,
-            Store::Nothing => fill_zero(device, &parts)?,
         }
-        let copied = parts.iter().map(|part| part.bytes).sum();
-        self.copied = if matches!(self.store, Store::Nothing) { 0 } else { copied };
-        Ok(())
+        Ok(kept)
     }
 
-    pub(super) fn into_woken(self) -> Woken {
-        let buffer = match self.store {
-            Store::Buffer(buffer) => Some(buffer),
+    fn segments(&mut self) -> Vec<Segment> {
+        self.store.as_mut().map_or_else(Vec::new, Store::segments)
+    }
+
+    pub(super) fn into_woken(mut self) -> Woken {
+        let buffer = match self.store.take() {
+            Some(Store::Buffer(buffer)) => Some(buffer),
             _ => None,
         };
         Woken { copied: self.copied, buffer }
+    }
+}
+
+impl Contents for Kept {
+    fn wait_out(&mut self, group: usize) -> Result<()> {
+        self.groups.get(group).map_or(Ok(()), Event::synchronize)
+    }
+
+    fn begin_in(&mut self) -> Result<()> {
+        self.copied = 0;
+        let end = self.parts.last().map_or(0, |part| part.offset + part.bytes);
+        if let Some(Store::Buffer(buffer)) = &mut self.store {
+            let length = buffer.as_mut().as_mut().len();
+            ensure!(
+                length >= end,
+                InvalidArgument,
+                "give back all that the pool has written",
+                "a buffer with the contents of a pool has {} now, of {end}",
+                Count(length, "byte")
+            );
+        }
+        Ok(())
+    }
+
+    fn copy_in(&mut self, group: &[MappedPlace]) -> Result<()> {
+        let segments = self.segments();
+        let parts = parts_in(&self.parts, group);
+        match &self.store {
+            Some(Store::PageLocked(_) | Store::Buffer(_)) => {
+                copy_all(&self.stream, parts, &segments, Direction::In)?;
+            }
+            Some(Store::File(file)) => file.read(&self.device, parts)?,
+            Some(Store::Nothing) | None => return fill_zero(&self.stream, parts),
+        }
+        self.copied += parts_in(&self.parts, group).map(|part| part.bytes).sum::<usize>();
+        Ok(())
+    }
+
+    fn wait_in(&mut self) -> Result<()> {
+        self.stream.synchronize_uncaptured()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // A copy that is on its way uses the host's memory, and may for good where the device is lost.
+        if self.stream.synchronize_uncaptured().is_err()
+            && let Some(store) = self.store.take()
+        {
+            std::mem::forget(store);
+        }
     }
 }
 
@@ -177,16 +236,14 @@ fn segments(blocks: &mut [HostBlock]) -> Vec<Segment> {
     blocks.iter_mut().map(segment).collect()
 }
 
-/// Copies all parts between the device and the segments, one behind the other, and waits for that.
-fn copy_all(
-    device: &Device,
-    parts: &[Part],
+/// Begins to copy the parts between the device and the segments, one behind the other.
+fn copy_all<'a>(
+    stream: &Stream,
+    parts: impl Iterator<Item = &'a Part>,
     segments: &[Segment],
     direction: Direction,
 ) -> Result<()> {
-    let stream = device.new_stream()?;
-    let mut copied = Ok(());
-    'parts: for part in parts {
+    for part in parts {
         let mut begin = 0;
         for Segment { start, bytes } in segments {
             let (first, last) =
@@ -194,20 +251,15 @@ fn copy_all(
             if first < last {
                 let address = part.address + (first - part.offset) as u64;
                 let range = DeviceRange { address, bytes: last - first };
-                // SAFETY: the place lies in the segment, which is the caller's until the copies are done.
+                // SAFETY: the place lies in the segment, which `Kept` has until the stream has passed.
                 let host = unsafe { start.add(first - begin) };
-                // SAFETY: the pool has this memory to itself, and it is mapped; the stream is waited for below.
-                copied = unsafe { copy(&stream, range, host, direction) };
-                if copied.is_err() {
-                    break 'parts;
-                }
+                // SAFETY: the pool has this memory to itself, and it is mapped until the stream has passed.
+                unsafe { copy(stream, range, host, direction) }?;
             }
             begin += bytes;
         }
     }
-    // Also behind an error: the host's memory is used until then.
-    let waited = stream.synchronize_uncaptured();
-    copied.and(waited)
+    Ok(())
 }
 
 /// Copies a part on a stream, or at once.
@@ -251,22 +303,18 @@ pub(super) unsafe fn copy(
     copied.with_context(|| format!("copying {} of a pool that sleeps", Count(bytes, "byte")))
 }
 
-/// Has all parts be zero.
-fn fill_zero(device: &Device, parts: &[Part]) -> Result<()> {
-    let (driver, stream) = (device.driver(), device.new_stream()?);
+/// Begins to have the parts be zero.
+fn fill_zero<'a>(stream: &Stream, parts: impl Iterator<Item = &'a Part>) -> Result<()> {
+    let driver = stream.device().driver();
     for part in parts {
         let filled = match driver.aside() {
             // SAFETY: the pool has this memory to itself, and it is mapped.
             Some(aside) => unsafe { aside.bring_back(part.range(), std::ptr::null()) },
             None => {
                 let call = stream.begin_call()?;
-                let fill = RawFill {
-                    target: part.address,
-                    stride: 1,
-                    word: FillWord::U8(0),
-                    count: part.bytes,
-                };
-                // SAFETY: the same; the stream is waited for below.
+                let (target, count) = (part.address, part.bytes);
+                let fill = RawFill { target, stride: 1, word: FillWord::U8(0), count };
+                // SAFETY: the same, until the stream has passed.
                 unsafe { driver.fill(fill, call.raw()) }
             }
         };
@@ -274,5 +322,5 @@ fn fill_zero(device: &Device, parts: &[Part]) -> Result<()> {
             format!("clearing {} of a pool that wakes", Count(part.bytes, "byte"))
         })?;
     }
-    stream.synchronize_uncaptured()
+    Ok(())
 }

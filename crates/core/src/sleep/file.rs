@@ -28,25 +28,29 @@ impl KeptFile {
     /// Writes what is in use. The parts are those of the file.
     pub(super) fn write(
         device: &Device,
-        places: &[MappedPlace],
+        groups: &[&[MappedPlace]],
         folder: &Path,
     ) -> Result<(Vec<Part>, Self)> {
-        let (parts, bytes) = parts_of(places, BLOCK);
+        let (parts, bytes) = parts_of(groups, BLOCK);
         let failed = |error| io_error("writing", bytes, folder, error);
         let file = tempfile::tempfile_in(folder).map_err(failed)?;
         // What has no room is found before anything is written.
         allocate_file(&file, bytes).map_err(failed)?;
         pass_cache(&file);
         let kept = Self(file);
-        kept.each_piece(device, &parts, Direction::Out).map_err(|failed| match failed {
+        kept.each_piece(device, parts.iter(), Direction::Out).map_err(|failed| match failed {
             PieceError::File(error) => io_error("writing", bytes, folder, error),
             PieceError::Copy(error) => error,
         })?;
         Ok((parts, kept))
     }
 
-    pub(super) fn read(&self, device: &Device, parts: &[Part]) -> Result<()> {
-        let bytes = parts.iter().map(|part| part.bytes).sum();
+    pub(super) fn read<'a>(
+        &self,
+        device: &Device,
+        parts: impl Iterator<Item = &'a Part> + Clone,
+    ) -> Result<()> {
+        let bytes = parts.clone().map(|part| part.bytes).sum();
         self.each_piece(device, parts, Direction::In).map_err(|failed| match failed {
             PieceError::File(error) => io_error("reading", bytes, Path::new("its folder"), error),
             PieceError::Copy(error) => error,
@@ -54,13 +58,13 @@ impl KeptFile {
     }
 
     /// Copies all parts, on several threads. Each has page-locked memory and a stream.
-    fn each_piece(
+    fn each_piece<'a>(
         &self,
         device: &Device,
-        parts: &[Part],
+        parts: impl Iterator<Item = &'a Part>,
         direction: Direction,
     ) -> Result<(), PieceError> {
-        let pieces: Vec<Part> = parts.iter().flat_map(|part| part.pieces(PIECE)).collect();
+        let pieces: Vec<Part> = parts.flat_map(|part| part.pieces(PIECE)).collect();
         let largest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
         let staging = largest.next_multiple_of(BLOCK);
         let pinned = page_locked(device)?;

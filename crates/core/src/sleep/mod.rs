@@ -8,7 +8,7 @@ use crate::driver::CallSite;
 use crate::error::Result;
 use crate::resource::pool::{SleepReport, Waker};
 use crate::resource::{DeviceResource, PoolResource};
-use contents::Contents;
+use contents::Kept;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -128,7 +128,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let SleepOptions { keep, wakes_on_allocation } = options.into();
         let device = self.device().clone();
         let waker: Option<Waker<U>> = wakes_on_allocation.then_some(|pool| pool.wake().map(drop));
-        self.put_aside(waker, |places| Contents::copy_out(&device, places, keep))
+        self.put_aside(waker, |groups| Kept::copy_out(&device, groups, keep))
     }
 
     /// Maps memory where it was before the pool [slept](Self::sleep), and copies its contents there. Another thread may do
@@ -146,9 +146,6 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     #[track_caller]
     pub fn wake(&self) -> Result<Woken> {
         let _site = CallSite::enter();
-        let device = self.device().clone();
-        let contents =
-            self.bring_back(|contents: &mut Contents, places| contents.copy_in(&device, places))?;
-        Ok(contents.into_woken())
+        Ok(self.bring_back::<Kept>()?.into_woken())
     }
 }

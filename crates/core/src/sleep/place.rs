@@ -2,7 +2,6 @@
 
 use crate::driver::DeviceRange;
 use crate::pool::MappedPlace;
-use std::collections::HashSet;
 
 /// A part of a pool's memory, and where it is in the contents.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +29,10 @@ impl Part {
     }
 }
 
-/// The parts in use, each at a multiple of `alignment` in the contents, and the bytes of these.
-pub(super) fn parts_of(places: &[MappedPlace], alignment: usize) -> (Vec<Part>, usize) {
+/// The parts in use, in the order of their addresses, each at a multiple of `alignment` in the contents, and the bytes of these.
+pub(super) fn parts_of(groups: &[&[MappedPlace]], alignment: usize) -> (Vec<Part>, usize) {
     let (mut parts, mut offset) = (Vec::new(), 0);
-    for place in places {
+    for place in groups.iter().copied().flatten() {
         for &(address, bytes) in &place.used {
             let bytes = bytes as usize;
             parts.push(Part { place: place.address, address, bytes, offset });
@@ -43,8 +42,14 @@ pub(super) fn parts_of(places: &[MappedPlace], alignment: usize) -> (Vec<Part>, 
     (parts, offset)
 }
 
-/// The parts of those places.
-pub(super) fn parts_in(parts: &[Part], places: &[MappedPlace]) -> Vec<Part> {
-    let known: HashSet<u64> = places.iter().map(|place| place.address).collect();
-    parts.iter().filter(|part| known.contains(&part.place)).copied().collect()
+/// The parts of places, some of which may be gone, and some that were several may be one.
+pub(super) fn parts_in<'a>(
+    parts: &'a [Part],
+    places: &'a [MappedPlace],
+) -> impl Iterator<Item = &'a Part> + Clone {
+    places.iter().flat_map(|place| {
+        let first = parts.partition_point(|part| part.place < place.address);
+        let end = place.address + place.bytes;
+        parts[first..].iter().take_while(move |part| part.place < end)
+    })
 }

@@ -5,7 +5,7 @@ use super::driver::PoolDriver;
 use crate::driver::{DeviceRange, RawHandle, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
-use crate::pool::{Failure, MapFailure, MappedMemory, MappedPlace};
+use crate::pool::{Failure, MappedMemory, MappedPlace};
 use crate::resource::asleep;
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::mapped::VirtualMemory;
@@ -38,6 +38,25 @@ impl<U: DeviceResource + 'static> Default for Sleep<U> {
         }
     }
 }
+
+/// What a pool holds, which is copied out and in. The groups of [`put_aside`](PoolResource::put_aside) come in order.
+pub(crate) trait Contents: Send + 'static {
+    /// Waits until the group of a number is copied out.
+    fn wait_out(&mut self, group: usize) -> Result<()>;
+
+    /// Begins, or begins anew, to copy in.
+    fn begin_in(&mut self) -> Result<()>;
+
+    /// Begins to copy to these places, which are mapped.
+    fn copy_in(&mut self, group: &[MappedPlace]) -> Result<()>;
+
+    /// Waits until all is copied in.
+    fn wait_in(&mut self) -> Result<()>;
+}
+
+/// Groups of places are so many, and so large at least.
+const GROUPS: u64 = 64;
+const LEAST_GROUP: u64 = 256 << 20;
 
 /// Whether a pool sleeps, as those see it that change it.
 enum State {
@@ -118,11 +137,12 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         asleep::error_of(self.device(), self.pool.id())
     }
 
-    /// Waits for all work of the device, has `copy_out` copy what is in use, and gives all memory back.
-    pub(crate) fn put_aside<C: Send + 'static>(
+    /// Waits for all work of the device, has `copy_out` begin to copy what is in use, group by group, and gives the memory
+    /// of each back when it is copied. So the calls to the driver cost no time of their own.
+    pub(crate) fn put_aside<C: Contents>(
         &self,
         waker: Option<Waker<U>>,
-        copy_out: impl FnOnce(&[MappedPlace]) -> Result<C>,
+        copy_out: impl FnOnce(&[&[MappedPlace]]) -> Result<C>,
     ) -> Result<SleepReport> {
         not_forked("a pool")?;
         let Some(memory) = &self.pool.upstream().memory else { return Err(self.has_blocks()) };
@@ -130,58 +150,79 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let mut change = self.pool.upstream().sleep.change();
         let falling = FallingAsleep::begin(self, change.asleep.is_some())?;
         let places = self.pool.places();
-        let contents = copy_out(&places)?;
+        let groups = groups(&places);
+        let mut contents = copy_out(&groups)?;
         let (mut unmapped, mut bytes, mut used) = (HashSet::new(), 0, 0);
-        for place in &places {
-            // SAFETY: the pool moves and unmaps nothing while it sleeps, and the device is past all work.
-            match unsafe { unmap(memory, place.address, place.bytes) } {
-                Ok(()) => {}
-                // Nothing has changed.
-                Err(error) if unmapped.is_empty() => return Err(error),
-                // What could not be unmapped stays as it is.
-                Err(error) => {
-                    crate::debug_log::event!(error, %error, "a part of a pool that falls asleep stays mapped");
-                    continue;
-                }
+        let mut result = Ok(());
+        for (number, group) in groups.into_iter().enumerate() {
+            result = contents.wait_out(number);
+            if result.is_err() {
+                break;
             }
-            self.pool.upstream().release(place.handle, place.bytes);
-            unmapped.insert(place.address);
-            bytes += place.bytes;
-            used += place.used.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            let ranges: Vec<_> = group.iter().map(|it| range(it.address, it.bytes)).collect();
+            // SAFETY: the pool moves and unmaps nothing while it sleeps, and the device is past all work but the copies, and
+            // past those of this group, whose places are of one reservation.
+            let stuck = unsafe { memory.unmap_all(&ranges) };
+            if let Some((range, error)) = stuck.into_iter().next() {
+                result = memory.in_context(Count(range.bytes, "byte"), Err(error));
+                break;
+            }
+            for place in group {
+                self.pool.upstream().release(place.handle, place.bytes);
+                unmapped.insert(place.address);
+                bytes += place.bytes;
+                used += place.used.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            }
+        }
+        if result.is_err() && unmapped.is_empty() {
+            // Nothing has changed.
+            return result.map(|()| SleepReport { bytes: 0, used: 0 });
         }
         falling.keep();
         let contents = Box::new(contents);
         change.asleep = Some(Asleep { places: unmapped, contents });
         // Relaxed: a number for people.
         self.pool.upstream().sleep.bytes.store(bytes as usize, Ordering::Relaxed);
+        if let Err(error) = result {
+            drop(change);
+            // What is mapped still is as it was, and the rest comes back.
+            return match self.bring_back::<C>() {
+                Ok(_) => Err(error),
+                Err(lost) => {
+                    Err(lost.within(format_args!("a pool that fell asleep in part: {error}")))
+                }
+            };
+        }
         *self.pool.upstream().sleep.waker.lock() = waker;
         Ok(SleepReport { bytes: bytes as usize, used: used as usize })
     }
 
-    /// Maps memory where it was, and has `copy_in` fill it from what `copy_out` has made. On an error the pool sleeps as
-    /// before.
-    pub(crate) fn bring_back<C: Send + 'static>(
-        &self,
-        copy_in: impl FnOnce(&mut C, &[MappedPlace]) -> Result<()>,
-    ) -> Result<C> {
+    /// Maps memory where it was, and fills it from what [`put_aside`](Self::put_aside) has kept. On an error the pool
+    /// sleeps as before.
+    pub(crate) fn bring_back<C: Contents>(&self) -> Result<C> {
         not_forked("a pool")?;
         let mut change = self.pool.upstream().sleep.change();
         let memory = self.pool.upstream().memory.as_ref();
         let (Some(asleep), Some(memory)) = (change.asleep.as_mut(), memory) else {
             return Err(not_asleep(self));
         };
-        let mut places = self.pool.places_to_wake();
-        places.retain(|place| asleep.places.contains(&place.address));
+        let places = self.pool.places_to_wake(|address| asleep.places.contains(&address));
         let Some(contents) = asleep.contents.downcast_mut::<C>() else {
             return Err(not_asleep(self));
         };
-        let mapped = self.map_anew(memory, &places)?;
-        copy_in(contents, &places)?;
+        let mut anew = MappedAnew { pool: self, memory, made: Vec::new(), mapped: 0 };
+        anew.create(&places)?;
+        contents.begin_in()?;
+        for group in groups(&places) {
+            anew.map_next(group.len())?;
+            contents.copy_in(group)?;
+        }
+        contents.wait_in()?;
         let Some(Asleep { contents, .. }) = change.asleep.take() else {
             return Err(not_asleep(self));
         };
-        for (place, handle) in places.iter().zip(mapped.keep()) {
-            self.pool.set_handle(place.address, handle);
+        for (place, handle) in places.iter().zip(anew.keep()) {
+            self.pool.set_handle(place, handle);
         }
         *self.pool.upstream().sleep.waker.lock() = None;
         self.pool.upstream().sleep.bytes.store(0, Ordering::Relaxed);
@@ -193,47 +234,6 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// The bytes that the device has back while the pool sleeps.
     pub(super) fn asleep_bytes(&self) -> usize {
         self.pool.upstream().sleep.bytes.load(Ordering::Relaxed)
-    }
-
-    /// New memory at these places. All of them or none.
-    fn map_anew<'a>(
-        &'a self,
-        memory: &'a VirtualMemory,
-        places: &[MappedPlace],
-    ) -> Result<MappedAnew<'a, U>> {
-        let mut anew = MappedAnew { pool: self, memory, made: Vec::new(), mapped: 0 };
-        for place in places {
-            match self.pool.upstream().create(place.bytes) {
-                Ok(handle) => anew.made.push((place.address, place.bytes, handle)),
-                Err(error) => {
-                    let made: u64 = anew.made.iter().map(|it| it.1).sum();
-                    let all: u64 = places.iter().map(|place| place.bytes).sum();
-                    let (all, missing) = (Count(all, "byte"), Count(all - made, "byte"));
-                    let what =
-                        format!("waking a pool, which needs {all}, {missing} of them missing");
-                    return Err(match error.kind() {
-                        ErrorKind::OutOfMemory => error.within(what).with_advice(
-                            "have another pool or program give memory back, and wake it again: it sleeps as before",
-                        ),
-                        _ => error.within(what),
-                    });
-                }
-            }
-        }
-        for (number, &(address, bytes, handle)) in anew.made.clone().iter().enumerate() {
-            let range = DeviceRange { address, bytes: bytes as usize };
-            // SAFETY: addresses of the pool, at which nothing is mapped while it sleeps; a handle of their size.
-            let mapped = unsafe { memory.map(range, RawHandle(handle)) };
-            if let Err(MapFailure { error, is_mapped }) = mapped {
-                anew.mapped = number + usize::from(is_mapped);
-                return Err(Error::driver_call(
-                    format!("mapping {} of a pool that wakes", Count(bytes, "byte")),
-                    error,
-                ));
-            }
-            anew.mapped = number + 1;
-        }
-        Ok(anew)
     }
 
     fn has_blocks(&self) -> Error {
@@ -254,14 +254,25 @@ fn not_asleep<U: DeviceResource + 'static>(pool: &PoolResource<U>) -> Error {
     Error::new(ErrorKind::InvalidArgument, message).with_advice("call sleep before")
 }
 
-/// # Safety
-///
-/// It is mapped, and no work uses it.
-unsafe fn unmap(memory: &VirtualMemory, address: u64, bytes: u64) -> Result<()> {
-    let range = DeviceRange { address, bytes: bytes as usize };
-    // SAFETY: the caller's promise.
-    let unmapped = unsafe { memory.unmap(range) };
-    memory.in_context(Count(bytes, "byte"), unmapped)
+fn range(address: u64, bytes: u64) -> DeviceRange {
+    DeviceRange { address, bytes: bytes as usize }
+}
+
+/// Places of one reservation each, whose calls to the driver take little beside their copies.
+fn groups(places: &[MappedPlace]) -> Vec<&[MappedPlace]> {
+    let total: u64 = places.iter().map(|place| place.bytes).sum();
+    let most = (total / GROUPS).max(LEAST_GROUP);
+    let (mut groups, mut begin, mut bytes) = (Vec::new(), 0, 0);
+    for (at, place) in places.iter().enumerate() {
+        let goes_on = bytes < most && places[begin].reservation == place.reservation;
+        if at > begin && !goes_on {
+            groups.push(&places[begin..at]);
+            (begin, bytes) = (at, 0);
+        }
+        bytes += place.bytes;
+    }
+    groups.extend((begin < places.len()).then(|| &places[begin..]));
+    groups
 }
 
 /// A pool that is about to sleep. Its drop has it stay awake.
@@ -333,6 +344,44 @@ struct MappedAnew<'a, U: DeviceResource + 'static> {
 }
 
 impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
+    /// Memory for these places.
+    fn create(&mut self, places: &[MappedPlace]) -> Result<()> {
+        for place in places {
+            match self.pool.pool.upstream().create(place.bytes) {
+                Ok(handle) => self.made.push((place.address, place.bytes, handle)),
+                Err(error) => return Err(self.cannot_wake(places, error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn cannot_wake(&self, places: &[MappedPlace], error: Error) -> Error {
+        let made: u64 = self.made.iter().map(|it| it.1).sum();
+        let all: u64 = places.iter().map(|place| place.bytes).sum();
+        let (all, missing) = (Count(all, "byte"), Count(all - made, "byte"));
+        let what = format!("waking a pool, which needs {all}, {missing} of them missing");
+        match error.kind() {
+            ErrorKind::OutOfMemory => error.within(what).with_advice(
+                "have another pool or program give memory back, and wake it again: it sleeps as before",
+            ),
+            _ => error.within(what),
+        }
+    }
+
+    /// Maps the next places, which are of one reservation.
+    fn map_next(&mut self, count: usize) -> Result<()> {
+        let next = &self.made[self.mapped..self.mapped + count];
+        let place = |&(address, bytes, handle): &(u64, u64, u64)| {
+            (range(address, bytes), RawHandle(handle))
+        };
+        let ranges: Vec<_> = next.iter().map(place).collect();
+        let bytes: u64 = next.iter().map(|it| it.1).sum();
+        // SAFETY: addresses of the pool, at which nothing is mapped while it sleeps; handles of their size.
+        let mapped = unsafe { self.memory.map_all(&ranges) };
+        self.mapped += mapped.as_ref().map_or_else(|failed| failed.0, |()| count);
+        self.memory.in_context(Count(bytes, "byte"), mapped.map_err(|(_, error)| error))
+    }
+
     /// The handles, which stay mapped.
     fn keep(mut self) -> Vec<u64> {
         std::mem::take(&mut self.made).into_iter().map(|(_, _, handle)| handle).collect()
@@ -348,12 +397,13 @@ impl<U: DeviceResource + 'static> Drop for MappedAnew<'_, U> {
         // Copies to it may be under way.
         let _ = self.pool.device().synchronize_without_drops();
         for (number, (address, bytes, handle)) in made.into_iter().enumerate() {
-            if number < self.mapped {
-                // SAFETY: mapped for the sleep alone, and the device is past all work.
-                if let Err(error) = unsafe { unmap(self.memory, address, bytes) } {
-                    crate::debug_log::event!(error, %error, "a part of a pool that did not wake stays mapped");
-                    continue;
-                }
+            let range = range(address, bytes);
+            // SAFETY: mapped for the sleep alone, and the device is past all work.
+            if number < self.mapped
+                && let Err(error) = unsafe { self.memory.unmap(range) }
+            {
+                crate::debug_log::event!(error, %error, "a part of a pool that did not wake stays mapped");
+                continue;
             }
             self.pool.pool.upstream().release(handle, bytes);
         }
