@@ -46,6 +46,8 @@ pub(super) struct Memory {
     mappings: BTreeMap<u64, Mapping>,
     /// Reservations, by address.
     reserved: BTreeMap<u64, u64>,
+    /// What users hold of memory that is not mapped, as its pool sleeps: addresses and bytes.
+    aside: Vec<(u64, usize)>,
 }
 
 impl Default for Memory {
@@ -62,11 +64,17 @@ impl Default for Memory {
             next_reserved: RESERVED,
             mappings: BTreeMap::new(),
             reserved: BTreeMap::new(),
+            aside: Vec::new(),
         }
     }
 }
 
 impl Memory {
+    fn is_mapped(&self, address: u64) -> bool {
+        let before = self.mappings.range(..=address).next_back();
+        before.is_some_and(|(start, it)| address < start + it.bytes as u64)
+    }
+
     /// The blocks that an address and the bytes from there on are of, and what of them: of a mapping and of its handle.
     fn places(&self, address: u64, bytes: usize) -> Vec<(usize, Range<usize>)> {
         if address < RESERVED {
@@ -137,6 +145,48 @@ impl Driver {
         drop(state);
         report(complaint);
         Some((block as u64 + 1) * SPAN)
+    }
+
+    /// Unmaps a handle of a pool that falls asleep, and gives it back. No use of it may be pending. What users hold there
+    /// is theirs still.
+    pub fn put_aside(&self, address: u64, bytes: usize, handle: u64) {
+        let mut state = self.state();
+        let Memory { mappings, live, aside, .. } = &mut state.memory;
+        let mapping = mappings.get(&address).expect("a mapping");
+        let (own, memory) = (mapping.address, mapping.memory);
+        for (_, range) in live.extract_if(.., |part| part.0 == own) {
+            aside.push((address + range.start as u64, range.len()));
+        }
+        live.retain(|part| part.0 != memory);
+        drop(state);
+        self.unmap(address, bytes);
+        self.release(handle);
+    }
+
+    /// Maps a new handle where one was put aside. Returns it.
+    pub fn bring_back(&self, address: u64, bytes: usize) -> u64 {
+        let handle = self.create(bytes).expect("as many bytes as went back");
+        self.map(address, bytes, handle);
+        let mut state = self.state();
+        let is_there = |part: &mut (u64, usize)| part.0.wrapping_sub(address) < bytes as u64;
+        let back: Vec<_> = state.memory.aside.extract_if(.., is_there).collect();
+        for (address, bytes) in back {
+            let places = state.memory.places(address, bytes);
+            state.memory.live.extend(places);
+        }
+        handle
+    }
+
+    /// The user frees this, on which it gives no more work.
+    pub fn hand_in_unused(&self, address: u64, bytes: usize) {
+        let mut state = self.state();
+        let before = state.memory.aside.len();
+        state.memory.aside.retain(|part| *part != (address, bytes));
+        if state.memory.aside.len() == before && state.memory.is_mapped(address) {
+            for part in state.memory.places(address, bytes) {
+                state.memory.live.retain(|other| *other != part);
+            }
+        }
     }
 
     /// Addresses without memory.

@@ -210,7 +210,7 @@ impl MappedMemory for PoolDriver {
         Ok(())
     }
 
-    fn end(&self, stream: Option<&Stream>, end: MappedEnd) {
+    fn end(&self, stream: Option<&Stream>, _: u64, end: MappedEnd) {
         if let Some(stream) = stream {
             self.driver.finish(stream.index);
         }
@@ -238,6 +238,8 @@ pub struct Fixture {
     pub graph: usize,
     /// What the roles took for good. std's lock: loom need not know of it.
     taken: Mutex<Vec<(usize, Block)>>,
+    /// The gate of all streams, for pools that sleep, and how often the pool has passed it to fall asleep or to wake.
+    gate: loom::sync::Mutex<usize>,
 }
 
 /// A fixture that is still to be built.
@@ -304,7 +306,15 @@ impl Plan {
         };
         let streams = (0..STREAMS).map(stream).collect();
         let pool = Some(Pool::new(pool_driver, self.settings));
-        Fixture { driver, pool, streams, held: Vec::new(), graph: 0, taken: Mutex::default() }
+        Fixture {
+            driver,
+            pool,
+            streams,
+            held: Vec::new(),
+            graph: 0,
+            taken: Mutex::default(),
+            gate: loom::sync::Mutex::new(0),
+        }
     }
 }
 
@@ -337,6 +347,73 @@ impl Fixture {
                 Some(block)
             }
             Err(_) => None,
+        }
+    }
+
+    /// Has the pool sleep, while its memory is another's, and wake. Whether it did.
+    pub fn sleep_and_wake(&self) -> bool {
+        let pool = self.pool();
+        if pool.begin_sleep().is_err() {
+            return false;
+        }
+        // As the crate does: uses that have begun are the device's by then.
+        *self.gate.lock().unwrap() += 1;
+        self.driver.finish_all();
+        let mut places = pool.places();
+        for place in &places {
+            self.driver.put_aside(place.address, place.bytes as usize, place.handle);
+        }
+        places = pool.places_to_wake(|address| places.iter().any(|it| it.address == address));
+        for place in &places {
+            let handle = self.driver.bring_back(place.address, place.bytes as usize);
+            pool.set_handle(place, handle);
+        }
+        *self.gate.lock().unwrap() += 1;
+        pool.end_sleep();
+        true
+    }
+
+    /// A block of one unit, on which the stream works if the pool is awake, as containers do.
+    pub fn take_beside_sleep(&self, stream: usize) -> Option<Block> {
+        let handle = &self.streams[stream];
+        let id = PoolDriver::id(handle);
+        let pool = self.pool();
+        let past = |magazine: Option<_>| {
+            // SAFETY: the thread's own magazine of the stream, which lives.
+            let own =
+                magazine.and_then(|it| unsafe { pool.allocate_own(it, id, UNIT, UNIT as u64) });
+            own.map_or_else(|| pool.allocate(handle, id, UNIT, UNIT as u64), Ok)
+        };
+        let before = *self.gate.lock().unwrap();
+        // SAFETY: `past` uses the magazine first.
+        let block = unsafe { pool.allocate_cached_or(id, UNIT, UNIT as u64, Ok, past) }.ok()?;
+        let inside = self.gate.lock().unwrap();
+        let slept = before % 2 == 1 && before == *inside;
+        assert!(!slept, "a pool that sleeps has handed a block out");
+        if !pool.is_asleep() {
+            self.driver.hand_out(stream, block.address, block.bytes);
+        }
+        Some(block)
+    }
+
+    /// Frees a block, on which the stream works once more if the pool is awake.
+    pub fn free_beside_sleep(&self, stream: usize, block: Block) {
+        let handle = &self.streams[stream];
+        let (pool, id) = (self.pool(), PoolDriver::id(handle));
+        {
+            let _inside = self.gate.lock().unwrap();
+            match pool.is_asleep() {
+                false => self.driver.hand_in(stream, block.address, block.bytes),
+                true => self.driver.hand_in_unused(block.address, block.bytes),
+            }
+        }
+        // SAFETY: each model frees a block of its pool once, on the stream of its last work.
+        unsafe {
+            pool.deallocate_to_cache(id, block, |block, magazine| {
+                if !magazine.is_some_and(|it| pool.deallocate_own(it, &block)) {
+                    pool.deallocate(handle, id, block);
+                }
+            });
         }
     }
 

@@ -342,6 +342,9 @@ fn a_graph_finds_its_memory_where_it_was() {
         sums.fill(0.0).unwrap();
         // SAFETY: no graph runs or is launched while it sleeps.
         unsafe { asleep(&pool, Keep::PageLocked) };
+        // SAFETY: it is refused.
+        let error = unsafe { graph.launch(&stream) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Asleep, "{error}");
         pool.wake().unwrap();
         // SAFETY: all vectors are alive, and nothing else uses them.
         unsafe { graph.launch(&stream).unwrap() };
@@ -372,6 +375,99 @@ fn a_capture_is_not_disturbed() {
     unsafe { asleep(&pool, Keep::PageLocked) };
     pool.wake().unwrap();
     assert_numbers(&vec, 4);
+}
+
+/// A thread's magazine that is made meanwhile keeps no block, and gives none.
+#[test]
+fn a_thread_that_comes_while_it_sleeps_is_given_nothing() {
+    let device = support::unfollowed();
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    let vecs: Vec<_> = (0..8).map(|first| numbers(&stream, &pool, 1000, first)).collect();
+    // SAFETY: this test has no other pointers.
+    unsafe { asleep(&pool, Keep::PageLocked) };
+    std::thread::scope(|scope| {
+        let use_it = || {
+            for vec in vecs {
+                for _ in 0..3 {
+                    let layout = DeviceLayout::new(4000).unwrap();
+                    let error = pool.allocate(&stream, layout).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Asleep, "{error}");
+                }
+                drop(vec);
+            }
+        };
+        scope.spawn(use_it).join().unwrap();
+    });
+    pool.wake().unwrap();
+    assert_numbers(&numbers(&stream, &pool, 1000, 7), 7);
+}
+
+/// Another process may have the memory for as long as it wants.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_that_was_sent_keeps_its_pool_awake() {
+    use aquifer::ipc::IpcExport;
+    use std::os::unix::net::UnixStream;
+
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    let vec = numbers(&stream, &pool, 1_000_000, 4);
+    let (here, _there) = UnixStream::pair().unwrap();
+    vec.send_to(&here).unwrap();
+    // SAFETY: this test has no other pointers.
+    let error = unsafe { pool.sleep(Keep::PageLocked) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("was sent to another process"), "{error}");
+    assert_numbers(&vec, 4);
+    drop(vec);
+    pool.wait_and_trim(0).unwrap();
+    let vec = numbers(&stream, &pool, 1_000_000, 4);
+    // SAFETY: as above.
+    unsafe { asleep(&pool, Keep::PageLocked) };
+    let error = vec.send_to(&here).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Asleep, "{error}");
+    pool.wake().unwrap();
+    assert_numbers(&vec, 4);
+}
+
+#[test]
+fn memory_that_is_registered_with_nccl_keeps_its_pool_awake() {
+    use aquifer::collective::RegisteringAdaptor;
+
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    let registering = RegisteringAdaptor::new(pool.clone());
+    let vec = DeviceVec::<u8>::zeroed_in(&stream, 1000, registering).unwrap();
+    // SAFETY: this test has no other pointers.
+    let error = unsafe { pool.sleep(Keep::PageLocked) }.unwrap_err();
+    assert!(error.to_string().contains("is registered with NCCL"), "{error}");
+    drop(vec);
+    // SAFETY: as above.
+    unsafe { asleep(&pool, Keep::PageLocked) };
+    pool.wake().unwrap();
+}
+
+/// The graph is another pool's, which is awake, so the crate does not see what it uses.
+#[test]
+fn work_by_addresses_is_a_report_while_the_pool_sleeps() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let (pool, other) = (pool(&device), pool(&device));
+    let vec = numbers(&stream, &pool, 1_000_000, 4);
+    let mut target = numbers(&stream, &other, 1_000_000, 0);
+    let (graph, ()) = stream.capture(&other, |_| target.copy_from(&vec)).unwrap();
+    // SAFETY: the graph is launched all the same: that is the fault.
+    unsafe { asleep(&pool, Keep::PageLocked) };
+    // SAFETY: none.
+    let launched = unsafe { graph.launch(&stream) };
+    let reports = simulator.take_reports();
+    let is_of_unmapped =
+        |it: &aquifer::sim::Report| it.kind() == aquifer::sim::Violation::UnmappedAddress;
+    assert!(reports.iter().any(is_of_unmapped), "{launched:?}: {reports:?}");
+    assert!(reports[0].to_string().contains("cuMemUnmap"), "{}", reports[0]);
 }
 
 #[test]

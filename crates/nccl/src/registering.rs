@@ -3,10 +3,12 @@
 use super::communicator::Communicator;
 use super::rank::Rank;
 use crate::debug_log::{defer_events, deferred_event};
+use crate::device::Device;
 use crate::driver::{DeviceRange, is_forked_child, not_forked};
 use crate::error::Result;
 use crate::inside::StreamInside;
 use crate::layout::DeviceLayout;
+use crate::resource::asleep::KeptAwake;
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
@@ -67,6 +69,8 @@ struct Table {
 struct Registered {
     bytes: usize,
     registrations: Registrations,
+    /// NCCL knows the memory that is there now.
+    _awake: KeptAwake,
 }
 
 /// The handles of a block, each of a rank, which may have ended since.
@@ -157,7 +161,7 @@ impl Table {
 
     /// Adds a new block, registered with all ranks that have not ended. Returns the ranks that refuse
     /// it, and the ranks that have ended, to be dropped without the lock.
-    fn add(&mut self, block: &DeviceBlock) -> (Vec<Failure>, Vec<Arc<Rank>>) {
+    fn add(&mut self, device: &Device, block: &DeviceBlock) -> (Vec<Failure>, Vec<Arc<Rank>>) {
         let (address, bytes) = (block.address(), block.bytes());
         let (mut registrations, mut failures) = (Vec::new(), Vec::new());
         let mut register = |rank: &mut Arc<Rank>| {
@@ -172,7 +176,8 @@ impl Table {
             false
         };
         let ended = self.ranks.extract_if(.., |rank| register(rank)).collect();
-        self.blocks.insert(address, Registered { bytes, registrations });
+        let awake = KeptAwake::new(device, address, bytes, "is registered with NCCL");
+        self.blocks.insert(address, Registered { bytes, registrations, _awake: awake });
         (failures, ended)
     }
 }
@@ -201,7 +206,7 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
             return Ok(block);
         }
         let held = defer_events();
-        let (failures, _ended) = self.state.table.lock().add(&block);
+        let (failures, _ended) = self.state.table.lock().add(self.device(), &block);
         drop(held);
         for (rank, error) in failures {
             // Deferred: a pool above may have its locks. The next call on the rank finds out what is fatal.

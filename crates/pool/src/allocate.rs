@@ -116,7 +116,7 @@ impl<U: Upstream> Pool<U> {
             // SAFETY: the caller's promise.
             unsafe { self.assign_class(own_magazine, stream_id, units) };
         }
-        self.keep_if_awake(slot, self.make_block(slot_id, node, address, units)).ok()
+        Some(self.make_block(slot_id, node, address, units))
     }
 
     /// `bytes > 0` bytes, aligned to `align`, for work on `stream`, after
@@ -188,14 +188,12 @@ impl<U: Upstream> Pool<U> {
         let request = self.request(slot, stream, (units, align), None);
         let own = self.take_from(&request, &mut slot.heap(), (slot_id, usize::MAX), Search::Short);
         if let Some(taken) = own {
-            return self
-                .keep_if_awake(slot, self.make_block(slot_id, taken.node, taken.address, units));
+            return Ok(self.make_block(slot_id, taken.node, taken.address, units));
         }
         self.free_deferred_graphs();
         let _deferred = defer_events();
         let found = self.miss(&request)?;
-        let block = self.make_block(found.owner, found.taken.node, found.taken.address, units);
-        self.keep_if_awake(slot, block)
+        Ok(self.make_block(found.owner, found.taken.node, found.taken.address, units))
     }
 
     /// Gives a size that was missed again its class in the magazine. What that evicts goes to the heap.

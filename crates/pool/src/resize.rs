@@ -50,7 +50,7 @@ impl<U: Upstream> Pool<U> {
         self.free_deferred_graphs();
         let _deferred = defer_events();
         if let Some(block) = self.allocate_in_room(slot, mapped, units) {
-            return self.keep_if_awake(slot, block).map(Some);
+            return Ok(Some(block));
         }
         // Without a place no step helps. Another thread may take this one, and then nothing waits for it either.
         if !self.make_growable_place(slot, mapped, u64::from(units) << UNIT_SHIFT) {
@@ -69,7 +69,7 @@ impl<U: Upstream> Pool<U> {
         };
         let block = self.make_block(slot.id, found.taken.node, found.taken.address, units);
         slot.addresses.lock().keep(block.address + block.bytes as u64);
-        self.keep_if_awake(slot, block).map(Some)
+        Ok(Some(block))
     }
 
     /// A block of the stream's own free memory that has room behind it, as a former one has left it: without a driver call.

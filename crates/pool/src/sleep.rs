@@ -18,17 +18,15 @@
 //! | waking | awake | `set_handle` for each place, then `end_sleep` |
 //! | falling asleep, waking | awake, asleep | the caller gives up: `end_sleep`, or nothing |
 //!
-//! - `INV-1`. A block that was taken before its heap's lock was last free in `places` is in use there. One that is taken
-//!   later finds `asleep` set, since that was stored before, and goes back.
+//! - `INV-1`. A request that has begun before may take a block still, of a place that is in use in part and comes back.
+//!   The block has no contents then. Its user finds `asleep` set at the first work on it, inside of a gate that the caller
+//!   has passed.
 //! - `INV-2`. Who maps, moves or releases handles has read `asleep` under `in_transit`, which `places` writes once. So
 //!   nobody does from then on.
 //! - `INV-3`. Magazines are suspended and empty, under `reclaim_lock`, and one that is made meanwhile is suspended.
 
-use super::block::Block;
 use super::core::Pool;
 use super::handles::{LARGEST_HANDLE, Last};
-use super::magazine::Cached;
-use super::slot::{Slot, report};
 use super::upstream::{Failure, Mapped, Upstream, count};
 use super::upstream_blocks::{Handle, Origin};
 use crate::debug_log::defer_events;
@@ -58,19 +56,6 @@ impl<U: Upstream> Pool<U> {
     /// The error of what a pool that sleeps does not do.
     pub(super) fn require_awake(&self) -> Result<(), Failure<U::Error>> {
         if self.is_asleep() { Err(Failure::Asleep) } else { Ok(()) }
-    }
-
-    /// A block that was just taken from a heap, which goes back if the pool sleeps by now (INV-1).
-    pub(super) fn keep_if_awake(
-        &self,
-        slot: &Slot<U>,
-        block: Block,
-    ) -> Result<Block, Failure<U::Error>> {
-        if !self.is_asleep() {
-            return Ok(block);
-        }
-        report(self.free_to_owner(slot, Cached { address: block.address, token: block.token }));
-        Err(Failure::Asleep)
     }
 
     /// Has the pool allocate and move nothing from now on.

@@ -4,7 +4,7 @@
 //! So a use either finds the list, or has given the device its work by the time that the pool waits for the device.
 
 use crate::device::Device;
-use crate::driver::BackendKind;
+use crate::driver::{BackendKind, DeviceRange};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
 use std::time::Instant;
@@ -15,6 +15,8 @@ type DeviceKey = (BackendKind, u64);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static ASLEEP: Mutex<Vec<Asleep>> = Mutex::new(Vec::new());
 static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+/// Of those, the ones that stay until their memory is unmapped.
+static EXPORTS: AtomicUsize = AtomicUsize::new(0);
 
 /// The addresses of one pool.
 #[derive(Debug)]
@@ -31,6 +33,7 @@ struct Kept {
     address: u64,
     bytes: u64,
     why: &'static str,
+    is_export: bool,
 }
 
 /// Lists the addresses of a pool: addresses and bytes. Uses that begin from now on are refused.
@@ -90,7 +93,7 @@ impl KeptAwake {
     /// Keeps the pool of `bytes` at an address awake. `why` ends the sentence "the memory ...".
     pub fn new(device: &Device, address: u64, bytes: usize, why: &'static str) -> Self {
         let (device, bytes) = (device.key(), bytes as u64);
-        KEPT.lock().push(Kept { device, address, bytes, why });
+        KEPT.lock().push(Kept { device, address, bytes, why, is_export: false });
         Self { device, address }
     }
 }
@@ -98,11 +101,39 @@ impl KeptAwake {
 impl Drop for KeptAwake {
     fn drop(&mut self) {
         let mut kept = KEPT.lock();
-        let is_this = |it: &Kept| (it.device, it.address) == (self.device, self.address);
+        let is_this =
+            |it: &Kept| !it.is_export && (it.device, it.address) == (self.device, self.address);
         if let Some(at) = kept.iter().position(is_this) {
             kept.swap_remove(at);
         }
     }
+}
+
+/// Notes that another process has the memory that is mapped to a range. Its pool does not sleep until that is unmapped: the
+/// device would not get it back, and the two would no longer share it.
+pub fn note_export(device: &Device, range: DeviceRange) {
+    let (device, bytes) = (device.key(), range.bytes as u64);
+    let why = "was sent to another process";
+    KEPT.lock().push(Kept { device, address: range.address, bytes, why, is_export: true });
+    // Relaxed: it is read by who unmaps the memory, after this.
+    EXPORTS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Memory is unmapped, which other processes may have still.
+pub(super) fn note_unmapped(device: &Device, range: DeviceRange) {
+    if EXPORTS.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let key = device.key();
+    let is_over = |it: &Kept| {
+        it.is_export
+            && it.device == key
+            && it.address.wrapping_sub(range.address) < range.bytes as u64
+    };
+    let mut kept = KEPT.lock();
+    let before = kept.len();
+    kept.retain(|it| !is_over(it));
+    EXPORTS.fetch_sub(before - kept.len(), Ordering::Relaxed);
 }
 
 /// Why a pool with these addresses has to stay awake, if it has.

@@ -1,5 +1,6 @@
 //! Memory of a device that is apart from its addresses, by the calls of CUDA's virtual memory management.
 
+use super::asleep;
 use super::mapped_peers::{MappedPeers, patiently};
 use crate::device::Device;
 use crate::driver::{
@@ -172,7 +173,9 @@ impl VirtualMemory {
         self.peers.remove(range);
         // SAFETY: the caller's promise.
         let unmapped = unsafe { self.driver().unmap(range) };
-        if unmapped.is_err() {
+        if unmapped.is_ok() {
+            asleep::note_unmapped(&self.device, range);
+        } else {
             // It stays mapped, for peers to come, and those that came meanwhile.
             // SAFETY: the caller's promise: it was mapped, and is.
             let _ = unsafe { self.peers.add(self.driver(), range) };
@@ -221,7 +224,10 @@ impl VirtualMemory {
         ranges.iter().for_each(|range| self.peers.remove(*range));
         for all in adjoining(ranges.iter().copied()) {
             // SAFETY: the caller's promise.
-            let Err(error) = (unsafe { self.driver().unmap(all) }) else { continue };
+            let Err(error) = (unsafe { self.driver().unmap(all) }) else {
+                asleep::note_unmapped(&self.device, all);
+                continue;
+            };
             let is_part =
                 |range: &&DeviceRange| range.address.wrapping_sub(all.address) < all.bytes as u64;
             for range in ranges.iter().filter(is_part) {

@@ -32,6 +32,8 @@ pub struct Graph {
     /// two threads be in one graph.
     launched: Mutex<Vec<Stream>>,
     attachments: ManuallyDrop<Vec<Attachment<Stream>>>,
+    /// Says whether the memory that the graph keeps is there.
+    memory: Option<Box<dyn Fn() -> Result<()> + Send + Sync>>,
 }
 
 impl Graph {
@@ -43,6 +45,7 @@ impl Graph {
             before: capture.all_before(),
             launched: Mutex::default(),
             attachments: ManuallyDrop::new(capture.close_attachments()),
+            memory: None,
         }
     }
 
@@ -58,7 +61,7 @@ impl Graph {
     /// # Errors
     ///
     /// [`ErrorKind::WrongDevice`] on a stream of another device, [`ErrorKind::Capture`] on a stream in capture, which
-    /// is not disturbed, and the errors of the driver call.
+    /// is not disturbed, [`ErrorKind::Asleep`] while the pool of the capture sleeps, and the errors of the driver call.
     ///
     /// # Safety
     ///
@@ -93,6 +96,8 @@ impl Graph {
         let call = stream.begin_call()?;
         // The driver would refuse too, and the capture be lost.
         call.refuse_capture("launching a graph")?;
+        // Inside of the gate: a pool that falls asleep passes it.
+        self.memory.as_ref().map_or(Ok(()), |is_there| is_there())?;
         // The driver waits for the device where the stream's queue is full.
         call.mark_blocking();
         let mut launched = self.launched.lock();
@@ -106,6 +111,11 @@ impl Graph {
         // SAFETY: the caller's contract; the lock of `launched` keeps other threads out of this graph.
         unsafe { self.device.driver().graph_launch(self.raw, call.raw()) }
             .with_context(|| format!("launching a graph on {stream}"))
+    }
+
+    /// Has each launch ask whether the memory that the graph keeps is there.
+    pub(crate) fn set_memory(&mut self, is_there: impl Fn() -> Result<()> + Send + Sync + 'static) {
+        self.memory = Some(Box::new(is_there));
     }
 
     /// Gives the graph something to keep until it is gone.

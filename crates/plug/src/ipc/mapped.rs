@@ -13,6 +13,7 @@ use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::inside::StreamCall;
 use crate::inside::refuse_zero_sized;
+use crate::resource::asleep::note_export;
 use crate::stream::Stream;
 use crate::sync::trusted::unique;
 use bytemuck::Pod;
@@ -80,6 +81,8 @@ pub(super) fn send<'s>(
         mappings => mappings.with_context(&wanted)?,
     };
     stream.synchronize()?;
+    // Inside of the gate still: the pool is awake.
+    note_export(device, range);
     drop(stream);
     let first = mappings.first().map_or(range.address, |first| first.address);
     let mut message = Message {

@@ -6,6 +6,7 @@ use crate::driver::CallSite;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Failure;
+use crate::resource::asleep;
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::capture::Recording;
 use crate::stream::{Graph, Stream, deferred};
@@ -120,6 +121,13 @@ impl Stream {
     }
 }
 
+fn require_awake<U: DeviceResource + 'static>(pool: &PoolHandle<U>) -> Result<()> {
+    if pool.is_asleep() {
+        return Err(asleep::error_of(pool.upstream().resource.device(), pool.id()));
+    }
+    Ok(())
+}
+
 /// A capture that is declared to a pool. Its drop abandons it, unless it is finished.
 struct DeclaredCapture<'a, U: DeviceResource + 'static> {
     pool: &'a PoolHandle<U>,
@@ -134,6 +142,8 @@ impl<U: DeviceResource + 'static> DeclaredCapture<'_, U> {
         let mut graph = self.recording.finish()?;
         self.open = false;
         let (pool, stream, number) = (self.pool.clone(), self.stream.clone(), self.number);
+        let memory = self.pool.downgrade();
+        graph.set_memory(move || memory.upgrade().map_or(Ok(()), |pool| require_awake(&pool)));
         graph.attach(Box::new(move |launched_on| pool.on_graph_drop(number, &stream, launched_on)));
         self.pool.end_capture(self.number);
         deferred::collect();
