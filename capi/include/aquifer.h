@@ -20,6 +20,21 @@
 #define AQUIFER_IPC_HANDLE_BYTES 128
 
 /*
+ A stack that sleeps keeps nothing: all of its memory is zero when it wakes.
+ */
+#define AQUIFER_KEEP_NOTHING 0
+
+/*
+ A stack that sleeps keeps its contents in page-locked memory.
+ */
+#define AQUIFER_KEEP_PAGE_LOCKED 1
+
+/*
+ A stack that sleeps keeps its contents in a file without a name.
+ */
+#define AQUIFER_KEEP_FILE 2
+
+/*
  The version of the table: `aquifer_get_api` takes the major one.
  */
 #define AQUIFER_ABI_MAJOR 1
@@ -105,6 +120,10 @@ enum aquifer_status
    A bug of this library: it panicked, and went no further.
    */
   AQUIFER_ERROR_PANIC = 16,
+  /*
+   The stack of this memory sleeps.
+   */
+  AQUIFER_ERROR_ASLEEP = 17,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -507,6 +526,24 @@ typedef struct aquifer_api {
    faster so. 0, the default, is for a process that forks: the kernel copies such memory for the child.
    */
   aquifer_status (*host_set_touch_threads)(uint32_t threads);
+  /*
+   Waits for all work of the device, puts the contents of the stack's pool aside, and gives its memory back. Addresses
+   stay, and `stack_wake` brings the memory back there. `keep` is `AQUIFER_KEEP_NOTHING`, after which all is zero,
+   `AQUIFER_KEEP_PAGE_LOCKED`, or `AQUIFER_KEEP_FILE` for a file without a name in `folder`. The pool has to map its
+   memory: `pool(virtual)` or `pool(cuda, handles=on)`.
+
+   From this call until `stack_wake` has returned, no work that uses the memory is given to the device. An allocation is
+   `AQUIFER_ERROR_ASLEEP`; blocks may be freed. After an error the stack is as it was. `bytes`, which may be null, is
+   what went back.
+   */
+  aquifer_status (*stack_sleep)(struct aquifer_stack *stack,
+                                uint32_t keep,
+                                const char *folder,
+                                size_t *bytes);
+  /*
+   Brings the memory of a stack back that sleeps. After an error, as of a device without room, it sleeps as before.
+   */
+  aquifer_status (*stack_wake)(struct aquifer_stack *stack);
 } aquifer_api;
 
 #ifdef __cplusplus

@@ -35,6 +35,6 @@ pub use ipc::AQUIFER_IPC_HANDLE_BYTES;
 pub use memory::aquifer_misuse;
 pub use status::aquifer_status;
 pub use table::{
-    AQUIFER_ABI_MAJOR, AQUIFER_ABI_MINOR, aquifer_api, aquifer_block_info, aquifer_get_api,
-    aquifer_statistics,
+    AQUIFER_ABI_MAJOR, AQUIFER_ABI_MINOR, AQUIFER_KEEP_FILE, AQUIFER_KEEP_NOTHING,
+    AQUIFER_KEEP_PAGE_LOCKED, aquifer_api, aquifer_block_info, aquifer_get_api, aquifer_statistics,
 };

@@ -44,6 +44,8 @@ pub enum aquifer_status {
     AQUIFER_ERROR_DRIVER = 15,
     /// A bug of this library: it panicked, and went no further.
     AQUIFER_ERROR_PANIC = 16,
+    /// The stack of this memory sleeps.
+    AQUIFER_ERROR_ASLEEP = 17,
 }
 
 use aquifer_status as Status;
@@ -68,6 +70,7 @@ impl Status {
             Self::AQUIFER_ERROR_IO => c"AQUIFER_ERROR_IO",
             Self::AQUIFER_ERROR_DRIVER => c"AQUIFER_ERROR_DRIVER",
             Self::AQUIFER_ERROR_PANIC => c"AQUIFER_ERROR_PANIC",
+            Self::AQUIFER_ERROR_ASLEEP => c"AQUIFER_ERROR_ASLEEP",
         }
     }
 
@@ -85,6 +88,7 @@ impl Status {
             ErrorKind::Simulation => Self::AQUIFER_ERROR_SIMULATION,
             ErrorKind::Environment => Self::AQUIFER_ERROR_ENVIRONMENT,
             ErrorKind::Io => Self::AQUIFER_ERROR_IO,
+            ErrorKind::Asleep => Self::AQUIFER_ERROR_ASLEEP,
             ErrorKind::InvalidArgument | ErrorKind::OutOfBounds | ErrorKind::LengthMismatch => {
                 Self::AQUIFER_ERROR_INVALID_ARGUMENT
             }

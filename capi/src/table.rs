@@ -8,7 +8,7 @@ use crate::status::{Failure, Result, aquifer_status, guard, guarded, last_error,
 use crate::{fork, host, ipc, open_streams, page_map, route};
 use aquifer_rs::{
     Stream,
-    mr::{LogFormat, ResourceStack},
+    mr::{Keep, LogFormat, ResourceStack},
     pinned::PinnedPool,
 };
 use std::ffi::{CStr, c_char, c_void};
@@ -259,7 +259,31 @@ pub struct aquifer_api {
     /// The threads that touch new page-locked memory of 16 MiB and more, before it is locked. It is there several times
     /// faster so. 0, the default, is for a process that forks: the kernel copies such memory for the child.
     pub host_set_touch_threads: extern "C" fn(threads: u32) -> aquifer_status,
+
+    /// Waits for all work of the device, puts the contents of the stack's pool aside, and gives its memory back. Addresses
+    /// stay, and `stack_wake` brings the memory back there. `keep` is `AQUIFER_KEEP_NOTHING`, after which all is zero,
+    /// `AQUIFER_KEEP_PAGE_LOCKED`, or `AQUIFER_KEEP_FILE` for a file without a name in `folder`. The pool has to map its
+    /// memory: `pool(virtual)` or `pool(cuda, handles=on)`.
+    ///
+    /// From this call until `stack_wake` has returned, no work that uses the memory is given to the device. An allocation is
+    /// `AQUIFER_ERROR_ASLEEP`; blocks may be freed. After an error the stack is as it was. `bytes`, which may be null, is
+    /// what went back.
+    pub stack_sleep: unsafe extern "C" fn(
+        stack: *mut aquifer_stack,
+        keep: u32,
+        folder: *const c_char,
+        bytes: *mut usize,
+    ) -> aquifer_status,
+    /// Brings the memory of a stack back that sleeps. After an error, as of a device without room, it sleeps as before.
+    pub stack_wake: extern "C" fn(stack: *mut aquifer_stack) -> aquifer_status,
 }
+
+/// A stack that sleeps keeps nothing: all of its memory is zero when it wakes.
+pub const AQUIFER_KEEP_NOTHING: u32 = 0;
+/// A stack that sleeps keeps its contents in page-locked memory.
+pub const AQUIFER_KEEP_PAGE_LOCKED: u32 = 1;
+/// A stack that sleeps keeps its contents in a file without a name.
+pub const AQUIFER_KEEP_FILE: u32 = 2;
 
 /// The version of the table: `aquifer_get_api` takes the major one.
 pub const AQUIFER_ABI_MAJOR: u32 = 1;
@@ -318,6 +342,8 @@ static TABLE: aquifer_api = aquifer_api {
     host_set_maximum,
     host_set_release_threshold,
     host_set_touch_threads,
+    stack_sleep,
+    stack_wake,
 };
 
 /// The failure of a call in the child of a fork.
@@ -411,6 +437,7 @@ extern "C" fn status_name(status: i32) -> *const c_char {
         S::AQUIFER_ERROR_IO,
         S::AQUIFER_ERROR_DRIVER,
         S::AQUIFER_ERROR_PANIC,
+        S::AQUIFER_ERROR_ASLEEP,
     ];
     let known = all.into_iter().find(|known| *known as i32 == status);
     known.map_or(c"no code of aquifer", S::name).as_ptr()
@@ -718,6 +745,49 @@ unsafe extern "C" fn host_device_pointer(
         let place = unsafe { Place::new(device_pointer, "the place of the pointer")? };
         let address = host::device_address(pointer.cast())?;
         place.set(std::ptr::with_exposed_provenance_mut(address as usize));
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn stack_sleep(
+    stack: *mut aquifer_stack,
+    keep: u32,
+    folder: *const c_char,
+    bytes: *mut usize,
+) -> aquifer_status {
+    call(|| {
+        let stack = stack::get(handles::stack_number(stack)?)?;
+        let keep = match keep {
+            AQUIFER_KEEP_NOTHING => Keep::Nothing,
+            AQUIFER_KEEP_PAGE_LOCKED => {
+                // The contents are of the pool that hosts trim and limit.
+                host::pool()?;
+                Keep::PageLocked
+            }
+            AQUIFER_KEEP_FILE => {
+                // SAFETY: the caller's contract.
+                let folder = unsafe { text(folder)? };
+                Keep::File(folder.ok_or_else(|| Failure::null("the folder"))?.into())
+            }
+            _ => {
+                let message = format!("{keep} is no way to keep contents (give 0, 1 or 2)");
+                return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+            }
+        };
+        // SAFETY: the caller's contract.
+        let slept = unsafe { stack.resources.sleep(keep)? };
+        // SAFETY: the caller's contract: null, or a place.
+        if let Ok(place) = unsafe { Place::new(bytes, "the place of the bytes") } {
+            place.set(slept.bytes);
+        }
+        Ok(())
+    })
+}
+
+extern "C" fn stack_wake(stack: *mut aquifer_stack) -> aquifer_status {
+    call(|| {
+        let stack = stack::get(handles::stack_number(stack)?)?;
+        stack.resources.wake()?;
         Ok(())
     })
 }

@@ -43,6 +43,7 @@ from aquifer._reinitialize import (
     unregister_reinitialize_hook,
 )
 from aquifer._set_allocators import set_allocators
+from aquifer._sleep import Sleep, sleep, tag, wake
 from aquifer.mr import disable_logging, enable_logging, get_log_filenames
 from aquifer.numpy import numpy_handler
 
@@ -61,6 +62,7 @@ __all__ = [
     "MemoryMap",
     "OutOfMemoryError",
     "RMMError",
+    "Sleep",
     "Stream",
     "__version__",
     "copy_device_to_ptr",
@@ -84,10 +86,13 @@ __all__ = [
     "reinitialize",
     "set_allocators",
     "simulate",
+    "sleep",
     "statistics",
+    "tag",
     "to_device",
     "unregister_reinitialize_hook",
     "use",
+    "wake",
 ]
 
 #: What imports another library: the module that has it, and its name there.

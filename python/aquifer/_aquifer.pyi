@@ -154,6 +154,10 @@ class DeviceMemoryResource:
         """Gives free memory back to the driver until ``keep`` bytes are left, as far as the device is past it, and returns
         how many bytes went. With ``wait``, waits for the streams that freed memory first."""
 
+    def _sleep(self, keep: str, folder: str | None = None) -> int: ...
+    def _wake(self) -> None: ...
+    @property
+    def _is_asleep(self) -> bool: ...
     def pool_statistics(self) -> dict[str, int]:
         """What the outermost pool holds and did, as a dict of numbers. Empty without a pool."""
 

@@ -9,12 +9,14 @@ use crate::stream::Opened;
 use aquifer_capi::embedded::{self, Callbacks, OwnStack};
 use aquifer_rs::{
     DeviceResource, Error,
-    mr::{AsyncResource, BinningResource, Counters, ResourceStack, StackText},
+    mr::{AsyncResource, BinningResource, Counters, Keep, ResourceStack, StackText},
 };
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 /// What hands out device memory, on the device that was current when it was made. The base of the classes in `aquifer.mr`,
@@ -242,6 +244,43 @@ impl DeviceMemoryResource {
         Ok(detach(py, trim).map_err(Raised::from)?)
     }
 
+    /// Puts the contents of its pool aside, and gives the memory back: how many bytes went. `keep` is `page_locked`,
+    /// `nothing` or `file`, for which a folder is given.
+    #[pyo3(signature = (keep, folder=None))]
+    fn _sleep(&self, py: Python<'_>, keep: &str, folder: Option<PathBuf>) -> PyResult<usize> {
+        let built = self.built()?;
+        let keep = match (keep, folder) {
+            ("page_locked", None) => Keep::PageLocked,
+            ("nothing", None) => Keep::Nothing,
+            ("file", Some(folder)) => Keep::File(folder),
+            _ => {
+                let message = "keep is 'page_locked', 'nothing', or 'file' with a folder";
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        let sleep = || -> Result<usize> {
+            if matches!(keep, Keep::PageLocked) {
+                // The contents are of the pool that `aquifer.pinned` tells of.
+                embedded::host_pool()?;
+            }
+            // SAFETY: the contract of `aquifer.sleep`: no library gives the device work on the memory meanwhile.
+            Ok(unsafe { built.resources().sleep(keep) }?.bytes)
+        };
+        Ok(detach(py, sleep)?)
+    }
+
+    /// Brings the memory back.
+    fn _wake(&self, py: Python<'_>) -> PyResult<()> {
+        let built = self.built()?;
+        detach(py, || built.resources().wake()).map_err(Raised::from)?;
+        Ok(())
+    }
+
+    #[getter]
+    fn _is_asleep(&self) -> PyResult<bool> {
+        Ok(self.built()?.resources().is_asleep())
+    }
+
     /// What the outermost pool holds and did, as a dict of numbers. Empty without a pool.
     fn pool_statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         guard_thread();
@@ -252,6 +291,7 @@ impl DeviceMemoryResource {
                 ("peak_reserved_bytes", pool.peak_reserved),
                 ("live_bytes", pool.live),
                 ("live_blocks", pool.live_blocks),
+                ("asleep_bytes", pool.asleep),
                 ("free_bytes", pool.free),
                 ("cached_bytes", pool.cached),
                 ("largest_free_bytes", pool.largest_free),

@@ -400,6 +400,7 @@ def test_what_a_pool_has_done():
         "peak_reserved_bytes": 4 * MIB,
         "live_bytes": MIB,
         "live_blocks": 1,
+        "asleep_bytes": 0,
         "free_bytes": 3 * MIB,
         "cached_bytes": 0,
         "upstream_blocks": 1,

@@ -26,7 +26,7 @@ def run(example: str) -> str:
 
 def test_there_is_one_for_each_library():
     names = [name_of(example) for example in EXAMPLES]
-    assert names == ["aquifer", "numba_aquifer", "cupy_aquifer", "torch_aquifer_torch", "numpy_aquifer", names[-1]]
+    assert names == ["aquifer", "numba_aquifer", "cupy_aquifer", "torch_aquifer_torch", "numpy_aquifer", "aquifer", names[-1]]
     assert all(library in names[-1] for library in ("cupy", "numpy", "torch", "numba"))
 
 
@@ -39,3 +39,7 @@ def test_without_a_library():
 def test_numpy():
     pytest.importorskip("numpy")
     assert run(EXAMPLES[4]) == "(1, 8000000)\n"
+
+
+def test_sleep():
+    assert run(EXAMPLES[5]) == "2097152 bytes are others' meanwhile\n"

@@ -423,6 +423,8 @@ static void in_child(void *block, void *host) {
   FORKED(api->memory_info(0, &number, &number));
   FORKED(api->trim(stack, 0, &released));
   FORKED(api->wait_and_trim(stack, 0, &released));
+  FORKED(api->stack_sleep(stack, AQUIFER_KEEP_NOTHING, NULL, NULL));
+  FORKED(api->stack_wake(stack));
   FORKED(api->host_trim(0, &released));
   FORKED(api->host_statistics(&statistics));
   FORKED(api->host_set_maximum(4096));

@@ -16,10 +16,10 @@ static void table(void) {
   CHECK(aquifer_get_api(AQUIFER_ABI_MAJOR) == api);
   CHECK(strchr(api->version(), '.') != NULL);
   CHECK(api->last_error()[0] == '\0');
-  for (int32_t code = AQUIFER_OK; code <= AQUIFER_ERROR_PANIC; code++)
+  for (int32_t code = AQUIFER_OK; code <= AQUIFER_ERROR_ASLEEP; code++)
     CHECK(strncmp(api->status_name(code), "AQUIFER_", 8) == 0);
   CHECK(strcmp(api->status_name(AQUIFER_ERROR_FREED_BEFORE), "AQUIFER_ERROR_FREED_BEFORE") == 0);
-  CHECK(strcmp(api->status_name(17), "no code of aquifer") == 0);
+  CHECK(strcmp(api->status_name(18), "no code of aquifer") == 0);
   CHECK(strcmp(api->status_name(-1), "no code of aquifer") == 0);
 }
 
@@ -34,6 +34,40 @@ static void stacks(void) {
   OK(api->stack_default(0, &own));
   OK(api->stack_default(0, &again));
   CHECK(own == again && own != stack);
+}
+
+/* A stack that sleeps: its blocks come back with what they had, at their addresses. */
+static void sleep_and_wake(const char *folder) {
+  aquifer_stack *stack;
+  void *block, *dropped, *refused, *host;
+  size_t bytes;
+  OK(api->stack_create("pool(virtual)", 0, &stack));
+  OK(api->allocate_on(stack, 3 << 20, 0, NULL, &block));
+  OK(api->allocate_on(stack, 5 << 20, 0, NULL, &dropped));
+  OK(api->host_allocate(16, 0, 0, &host));
+  const uint32_t keeps[] = {AQUIFER_KEEP_PAGE_LOCKED, AQUIFER_KEEP_FILE, AQUIFER_KEEP_NOTHING};
+  for (int which = 0; which < 3; which++) {
+    OK(api->stack_sleep(stack, keeps[which], folder, &bytes));
+    CHECK(bytes >= 4 << 20);
+    GIVES(AQUIFER_ERROR_ASLEEP, api->stack_sleep(stack, keeps[which], folder, NULL));
+    GIVES(AQUIFER_ERROR_ASLEEP, api->allocate_on(stack, 100, 0, NULL, &refused));
+    if (which == 0) OK(api->deallocate_on(dropped, 5 << 20, 0, NULL));
+    OK(api->stack_wake(stack));
+    GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->stack_wake(stack));
+    OK(api->allocate_on(stack, 100, 0, NULL, &refused));
+    OK(api->deallocate_on(refused, 100, 0, NULL));
+  }
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->stack_sleep(stack, 3, NULL, NULL));
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->stack_sleep(stack, AQUIFER_KEEP_FILE, NULL, NULL));
+  GIVES(AQUIFER_ERROR_IO, api->stack_sleep(stack, AQUIFER_KEEP_FILE, "/proc/nowhere", NULL));
+  OK(api->host_deallocate(host));
+  OK(api->deallocate_on(block, 3 << 20, 0, NULL));
+  OK(api->stack_release(stack));
+  /* It takes blocks, and says which stack does not. */
+  OK(api->stack_create("pool(cuda)", 0, &stack));
+  GIVES(AQUIFER_ERROR_UNSUPPORTED, api->stack_sleep(stack, AQUIFER_KEEP_NOTHING, NULL, NULL));
+  CHECK(strstr(api->last_error(), "handles=on") != NULL);
+  OK(api->stack_release(stack));
 }
 
 static void streams(void) {
@@ -356,6 +390,7 @@ int main(int count, char **arguments) {
   blocks_by_handle();
   host_memory();
   host_limits();
+  sleep_and_wake(arguments[1]);
   numbers();
   logs(arguments[1]);
   captures();

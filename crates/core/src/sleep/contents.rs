@@ -44,8 +44,15 @@ impl fmt::Debug for Woken {
     }
 }
 
+/// A page of host memory: files past the system's cache are read and written from whole ones.
+#[derive(Clone, Copy)]
+#[repr(C, align(4096))]
+pub(super) struct Page([MaybeUninit<u8>; PAGE]);
+
+pub(super) const PAGE: usize = 4096;
+
 /// Page-locked memory, of which the device writes all that is read.
-pub(super) type HostBlock = HostVec<MaybeUninit<u8>, CurrentPinned>;
+pub(super) type HostBlock = HostVec<Page, CurrentPinned>;
 
 /// Page-locked memory for the contents of a device: the current one, if devices of this kind reach it.
 pub(super) fn page_locked(device: &Device) -> Result<CurrentPinned> {
@@ -57,16 +64,17 @@ pub(super) fn page_locked(device: &Device) -> Result<CurrentPinned> {
     Ok(PinnedResource::new(device)?.into())
 }
 
-/// A block of page-locked memory.
+/// A block of page-locked memory, of whole pages.
 pub(super) fn allocate(pinned: &CurrentPinned, bytes: usize) -> Result<HostBlock> {
     let mut block = HostBlock::new_in(pinned.clone());
-    block.try_reserve_exact(bytes).map_err(|_| {
+    let pages = bytes.div_ceil(PAGE);
+    block.try_reserve_exact(pages).map_err(|_| {
         let message =
             format!("{} of page-locked memory for a pool that sleeps", Count(bytes, "byte"));
         last_error().unwrap_or_else(|| Error::new(ErrorKind::OutOfMemory, message))
     })?;
-    // SAFETY: so many bytes were reserved, and have no value yet, as their type says.
-    unsafe { block.set_len(bytes) };
+    // SAFETY: so many were reserved, and have no value yet, as their type says.
+    unsafe { block.set_len(pages) };
     Ok(block)
 }
 
@@ -230,7 +238,7 @@ fn segment(memory: &mut [u8]) -> Segment {
 
 fn segments(blocks: &mut [HostBlock]) -> Vec<Segment> {
     let segment = |block: &mut HostBlock| Segment {
-        bytes: block.len(),
+        bytes: block.len() * PAGE,
         start: NonNull::from(&mut block[..]).cast(),
     };
     blocks.iter_mut().map(segment).collect()

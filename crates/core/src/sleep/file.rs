@@ -1,6 +1,6 @@
 //! The contents of a pool in a file without a name, which several threads write and read.
 
-use super::contents::{Direction, allocate, copy, page_locked};
+use super::contents::{Direction, PAGE, allocate, copy, page_locked};
 use super::place::{Part, parts_of};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 /// Parts begin there, and are read and written in such pieces, as files past the system's cache are.
-const BLOCK: usize = 4096;
+const BLOCK: usize = PAGE;
 
 /// What a thread copies at a time.
 const PIECE: usize = 16 << 20;
@@ -36,7 +36,7 @@ impl KeptFile {
         let file = tempfile::tempfile_in(folder).map_err(failed)?;
         // What has no room is found before anything is written.
         allocate_file(&file, bytes).map_err(failed)?;
-        pass_cache(&file);
+        set_direct(&file, true);
         let kept = Self(file);
         kept.each_piece(device, parts.iter(), Direction::Out).map_err(|failed| match failed {
             PieceError::File(error) => io_error("writing", bytes, folder, error),
@@ -89,6 +89,17 @@ impl KeptFile {
         })
     }
 
+    /// Goes by the system's cache from then on, if the file system has blocks of another size.
+    fn or_by_cache(&self, body: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        match body() {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                set_direct(&self.0, false);
+                body()
+            }
+            done => done,
+        }
+    }
+
     fn copy_pieces(
         &self,
         device: &Device,
@@ -112,10 +123,11 @@ impl KeptFile {
                     .and_then(|()| stream.synchronize_uncaptured())
             };
             let done = match direction {
-                Direction::Out => copied()
-                    .map_err(PieceError::Copy)
-                    .and_then(|()| write_at(&self.0, bytes(), at).map_err(PieceError::File)),
-                Direction::In => read_at(&self.0, bytes(), at)
+                Direction::Out => copied().map_err(PieceError::Copy).and_then(|()| {
+                    self.or_by_cache(|| write_at(&self.0, bytes(), at)).map_err(PieceError::File)
+                }),
+                Direction::In => self
+                    .or_by_cache(|| read_at(&self.0, bytes(), at))
                     .map_err(PieceError::File)
                     .and_then(|()| copied().map_err(PieceError::Copy)),
             };
@@ -195,18 +207,19 @@ fn allocate_file(file: &File, bytes: usize) -> io::Result<()> {
     file.set_len(bytes as u64)
 }
 
-/// Has the file be read and written past the system's cache, where the file system can.
+/// Has the file be read and written past the system's cache or by it, where the file system can.
 #[cfg(target_os = "linux")]
-fn pass_cache(file: &File) {
+fn set_direct(file: &File, direct: bool) {
     use std::os::fd::AsRawFd;
     // SAFETY: an open file; flags alone are read and changed.
     unsafe {
         let flags = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
         if flags >= 0 {
-            libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_DIRECT);
+            let flags = if direct { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
+            libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags);
         }
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn pass_cache(_: &File) {}
+fn set_direct(_: &File, _: bool) {}

@@ -5,13 +5,14 @@ use crate::adaptor::{
     CheckedAdaptor, Counters, LimitingAdaptor, LoggingAdaptor, StatisticsAdaptor, TrackingAdaptor,
 };
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::pinned::{PinnedPool, PinnedResource};
 use crate::resource::impls::{debug_struct, handle};
 use crate::resource::{DeviceBlock, DeviceResource, PoolResource, PoolStatistics, ResourceId};
 use crate::stream::Stream;
 use crate::sync::Arc;
+use aquifer_core::mr::{SleepOptions, SleepReport, Woken};
 use aquifer_mr::{ArenaResource, AsyncResource, BinningResource, FixedSizeResource};
 
 /// A resource, whatever it is.
@@ -300,6 +301,49 @@ impl ResourceStack {
             Some(error) if given == 0 => Err(error),
             _ => Ok(given),
         }
+    }
+
+    /// The pool that sleeps: the outermost one that maps its memory, or else the outermost one, whose error tells.
+    fn sleeping_pool(&self) -> Result<&PoolResource<AnyResource>> {
+        let mapping = self.find(|layer| match layer {
+            Built::Pool(pool) if pool.maps_handles() => Some(pool),
+            _ => None,
+        });
+        mapping.or_else(|| self.pool()).ok_or_else(|| {
+            let what = "a stack without a pool was to sleep or to wake";
+            Error::new(ErrorKind::Unsupported, what).with_advice("use the stack pool(virtual)")
+        })
+    }
+
+    /// Puts the contents of the `pool` that maps its memory aside, and gives that memory back
+    /// ([`PoolResource::sleep`]).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PoolResource::sleep`], and [`ErrorKind::Unsupported`] without a pool.
+    ///
+    /// # Safety
+    ///
+    /// That of [`PoolResource::sleep`].
+    #[track_caller]
+    pub unsafe fn sleep(&self, options: impl Into<SleepOptions>) -> Result<SleepReport> {
+        // SAFETY: the caller's promise.
+        unsafe { self.sleeping_pool()?.sleep(options) }
+    }
+
+    /// Brings the memory of a pool that [slept](Self::sleep) back ([`PoolResource::wake`]).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PoolResource::wake`], and [`ErrorKind::Unsupported`] without a pool.
+    #[track_caller]
+    pub fn wake(&self) -> Result<Woken> {
+        self.sleeping_pool()?.wake()
+    }
+
+    /// Whether the pool that maps its memory sleeps.
+    pub fn is_asleep(&self) -> bool {
+        self.sleeping_pool().is_ok_and(PoolResource::is_asleep)
     }
 
     /// Waits until the rows of all calls that returned before are written, in each `logging` of the stack.
