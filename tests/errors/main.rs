@@ -21,6 +21,7 @@ mod resources;
 mod several;
 mod sharing;
 mod sites;
+mod sleep;
 mod stacks;
 mod streams;
 #[path = "../support/mod.rs"]
@@ -31,11 +32,12 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 13] = [
+const CHAPTERS: [(&str, Rows); 14] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
     ("Resources", resources::rows),
+    ("Pools that sleep", sleep::rows),
     ("Adaptors", adaptors::rows),
     ("Texts of stacks", stacks::rows),
     ("Page-locked memory", host_memory::rows),

@@ -64,6 +64,12 @@ const UNREACHED: &[(&str, &str, &str)] = &[
         "refuses virtual",
         "a GPU's alone: tests/driver_calls",
     ),
+    (
+        "crates/core/src/pinned/source.rs",
+        "with_advice(advice)",
+        "the machine's: tests/it/fresh_pages",
+    ),
+    ("crates/core/src/sleep/contents.rs", "last_error().unwrap_or_else", "the allocator says why"),
     ("crates/mr/src/driver_pool.rs", "descriptor >= 0", "a driver that is wrong"),
     (
         "crates/core/src/resource/pool/failure.rs",

@@ -2,7 +2,7 @@
 
 use crate::support;
 use aquifer::mr::{CudaResource, Handles, Keep, SleepOptions, VirtualResource};
-use aquifer::pinned::{PinnedPool, PinnedResource};
+use aquifer::pinned::{HostBuffer, PinnedPool, PinnedResource};
 use aquifer::sim::SimConfig;
 use aquifer::{Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream};
 use std::sync::Arc;
@@ -289,7 +289,7 @@ fn a_buffer_of_the_programs_serves_round_after_round() {
     memory.resize(16 * MIB, 0);
     let pool = pool(&device);
     let vec = numbers(&stream, &pool, 1_000_000, 4);
-    let mut buffer: Box<dyn AsMut<[u8]> + Send> = Box::new(memory);
+    let mut buffer: Box<dyn HostBuffer<Item = u8>> = Box::new(memory);
     for _ in 0..5 {
         // SAFETY: this test has no other pointers.
         unsafe { asleep(&pool, Keep::Buffer(buffer)) };

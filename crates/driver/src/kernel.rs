@@ -313,6 +313,14 @@ impl Deref for ScalarBytes {
 }
 
 impl RawArg {
+    /// The address of a buffer.
+    pub fn address(&self) -> Option<u64> {
+        match self {
+            Self::Buffer { address, .. } => Some(*address),
+            Self::Scalar(_) => None,
+        }
+    }
+
     /// A pointer to the address or the value that a kernel gets.
     #[cfg(feature = "cuda")]
     #[doc(hidden)]

@@ -195,6 +195,10 @@ impl<'a> Request<'a> {
         self.communicator.device().require_kind(other.communicator.device())
     }
 
+    fn memory(&self) -> impl Iterator<Item = &MemoryUse<'a>> {
+        [&self.read, &self.written].into_iter().flatten()
+    }
+
     /// Orders the rank's stream after the memory's homes, and writes the uses down. The call that it returns may give the
     /// stream the work.
     fn order(&self) -> Result<StreamCall<'a>> {
@@ -202,12 +206,11 @@ impl<'a> Request<'a> {
         // NCCL may wait for other ranks, whose threads may be about to capture.
         let patience = Patience::new();
         let mut call = stream.begin_blocking_call(&patience)?;
-        let memory = || [&self.read, &self.written].into_iter().flatten();
-        if memory().all(|memory| memory.is_in_order_on(stream)) {
+        if self.memory().all(|memory| memory.is_in_order_on(stream)) {
             call.refuse_capture(COLLECTIVE)?;
             return Ok(call);
         }
-        for memory in memory() {
+        for memory in self.memory() {
             call = memory.order_in(stream, call, policy, &patience)?;
         }
         call.mark_blocking();
@@ -227,6 +230,8 @@ impl<'a> Request<'a> {
             call = rank.begin_call()?;
             state = rank.lock();
         }
+        // Inside of the gate of the last order alone: a pool may have fallen asleep between.
+        self.memory().try_for_each(|memory| memory.require_awake())?;
         let raw = state.joined()?;
         let work = RawCollective { communicator: raw, stream: call.raw(), work: self.work };
         // SAFETY: the lock keeps the communicator, whose stream this is. The lengths fit on this rank, and on the others

@@ -24,6 +24,8 @@ pub(crate) fn copy<T: Pod>(
     // again, since the next step may have to wait for a capture to begin. The order stays.
     drop(source.memory_use().order_across_devices(home)?);
     let call = target.memory_use().order_on(home, CapturePolicy::Join)?;
+    // Its pool may have fallen asleep outside of the gate.
+    source.memory_use().require_awake()?;
     let copy = RawCopy { target: target.as_device_ptr(), source: source.as_device_ptr(), bytes };
     if to == from {
         // SAFETY: this stream is ordered for both, which stay allocated until it has passed and do not

@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::order::CapturePolicy;
+use crate::resource::asleep::require_awake;
 use bytemuck::Pod;
 
 /// The least part of its capacity by which a vector grows in place. Nothing is copied, so the part bounds the number of
@@ -67,6 +68,8 @@ impl<T: Pod> DeviceVec<T> {
         if bytes != 0 {
             let call = self.as_slice().memory_use().order_on(self.stream(), CapturePolicy::Join)?;
             call.refuse_capture("moving a vector's elements into another block")?;
+            // Of the same pool, or of one that the resource has chosen.
+            require_awake(new.address())?;
             let copy = RawCopy { target: new.address(), source: self.buffer.address(), bytes };
             // SAFETY: both blocks hold the elements' bytes; the new one is used on home alone, and
             // the old one is freed in home's order, after this copy.

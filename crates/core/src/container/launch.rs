@@ -5,6 +5,7 @@ use crate::driver::CallSite;
 use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunch};
 use crate::error::Result;
 use crate::order::CapturePolicy;
+use crate::resource::asleep::require_awake;
 use crate::stream::Stream;
 use bytemuck::Pod;
 
@@ -180,6 +181,8 @@ impl<'a> Launch<'a> {
         if self.borrows_host {
             call.refuse_capture("a kernel on borrowed host memory")?;
         }
+        // The order stays, but a pool may sleep since.
+        self.arguments.iter().filter_map(RawArg::address).try_for_each(require_awake)?;
         let launch = RawLaunch { kernel: self.kernel, config: &config, arguments: &self.arguments };
         // SAFETY: the caller vouches for the kernel; the uses of the buffers on this stream are pending,
         // so none is freed or reused before the stream has passed this launch.

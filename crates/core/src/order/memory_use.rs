@@ -93,11 +93,15 @@ impl MemoryUse<'_> {
     #[inline]
     #[doc(hidden)]
     pub fn is_in_order_on(&self, stream: &Stream) -> bool {
-        *stream == *self.home && self.uses.is_empty() && self.is_awake()
+        *stream == *self.home && self.uses.is_empty() && self.require_awake().is_ok()
     }
 
-    fn is_awake(&self) -> bool {
-        asleep::require_awake(self.home.device(), self.address).is_ok()
+    /// The error of a pool that sleeps. Asked inside of the gate of the stream that gets the work: a pool that falls asleep
+    /// passes it.
+    #[inline]
+    #[doc(hidden)]
+    pub fn require_awake(&self) -> Result<()> {
+        asleep::require_awake(self.address)
     }
 
     /// Like [`order_on`](Self::order_on), in a call that was begun.
@@ -125,8 +129,6 @@ impl MemoryUse<'_> {
     ) -> Result<StreamCall<'s>> {
         loop {
             refuse_capture(&call, policy)?;
-            // Inside of the gate: a pool that falls asleep passes it.
-            asleep::require_awake(self.home.device(), self.address)?;
             let ordered = if stream.is(self.home) {
                 self.try_order_at_home(call)
             } else if self.range.is_empty() {
@@ -169,6 +171,7 @@ impl MemoryUse<'_> {
     }
 
     fn try_order_at_home<'s>(&self, call: StreamCall<'s>) -> Result<StreamCall<'s>, WaitError> {
+        self.require_awake()?;
         self.uses.wait_conflicting(&self.range, self.writes, |on| on.make_wait(&call))?;
         Ok(call)
     }
@@ -183,6 +186,7 @@ impl MemoryUse<'_> {
         let Self { uses, ref range, writes, .. } = *self;
         // Again: the gate may have been left and entered since.
         refuse_capture(&call, policy)?;
+        self.require_awake()?;
         let joins = capture_to_join(at_home, &call, policy)?;
         let wait = |on: &UseTimeline| on.make_wait(at_home);
         uses.wait_and_record(stream.timeline(), range.clone(), writes, wait)?;

@@ -21,7 +21,7 @@ static EXPORTS: AtomicUsize = AtomicUsize::new(0);
 /// The addresses of one pool.
 #[derive(Debug)]
 struct Asleep {
-    device: DeviceKey,
+    device: Device,
     pool: u64,
     ranges: Vec<(u64, u64)>,
     since: Instant,
@@ -38,7 +38,7 @@ struct Kept {
 
 /// Lists the addresses of a pool: addresses and bytes. Uses that begin from now on are refused.
 pub(super) fn list(device: &Device, pool: u64, ranges: Vec<(u64, u64)>) {
-    ASLEEP.lock().push(Asleep { device: device.key(), pool, ranges, since: Instant::now() });
+    ASLEEP.lock().push(Asleep { device: device.clone(), pool, ranges, since: Instant::now() });
     // Relaxed: the gates order it.
     COUNT.fetch_add(1, Ordering::Relaxed);
 }
@@ -51,21 +51,21 @@ pub(super) fn unlist(pool: u64) {
     COUNT.fetch_sub(before - asleep.len(), Ordering::Relaxed);
 }
 
-/// The error of a use of memory at an address, if its pool sleeps.
+/// The error of a use of memory at an address, if its pool sleeps. No two devices have one address.
 #[inline]
-pub fn require_awake(device: &Device, address: u64) -> Result<()> {
+pub fn require_awake(address: u64) -> Result<()> {
     // Relaxed: the gates order it.
-    if COUNT.load(Ordering::Relaxed) == 0 { Ok(()) } else { require_unlisted(device, address) }
+    if COUNT.load(Ordering::Relaxed) == 0 { Ok(()) } else { require_unlisted(address) }
 }
 
 #[cold]
-fn require_unlisted(device: &Device, address: u64) -> Result<()> {
+fn require_unlisted(address: u64) -> Result<()> {
     let holds = |ranges: &[(u64, u64)]| {
         ranges.iter().any(|(start, bytes)| address.wrapping_sub(*start) < *bytes)
     };
     let asleep = ASLEEP.lock();
-    let found = asleep.iter().find(|it| it.device == device.key() && holds(&it.ranges));
-    found.map_or(Ok(()), |it| Err(error_since(device, it.since)))
+    let found = asleep.iter().find(|it| holds(&it.ranges));
+    found.map_or(Ok(()), |it| Err(error_since(&it.device, it.since)))
 }
 
 /// The error of what needs a pool that sleeps.
@@ -76,8 +76,8 @@ pub(super) fn error_of(device: &Device, pool: u64) -> Error {
 }
 
 fn error_since(device: &Device, since: Instant) -> Error {
-    let seconds = since.elapsed().as_secs_f64();
-    let message = format!("the pool of this memory of {device} has been asleep for {seconds:.3} s");
+    let seconds = since.elapsed().as_secs();
+    let message = format!("the pool of this memory of {device} has been asleep for {seconds} s");
     Error::new(ErrorKind::Asleep, message).with_advice("call its wake first")
 }
 

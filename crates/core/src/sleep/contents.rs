@@ -9,7 +9,9 @@ use crate::driver::{
 };
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
-use crate::pinned::{CurrentPinned, PinnedResource, current_pinned_resource, last_error};
+use crate::pinned::{
+    CurrentPinned, HostBuffer, PinnedResource, current_pinned_resource, last_error,
+};
 use crate::pool::MappedPlace;
 use crate::resource::DeviceResource as _;
 use crate::resource::pool::Contents;
@@ -31,7 +33,7 @@ pub struct Woken {
     /// Bytes that were copied to the device.
     pub copied: usize,
     /// The buffer of [`Keep::Buffer`].
-    pub buffer: Option<Box<dyn AsMut<[u8]> + Send>>,
+    pub buffer: Option<Box<dyn HostBuffer<Item = u8>>>,
 }
 
 impl fmt::Debug for Woken {
@@ -81,16 +83,19 @@ pub(super) fn allocate(pinned: &CurrentPinned, bytes: usize) -> Result<HostBlock
 enum Store {
     PageLocked(Vec<HostBlock>),
     File(KeptFile),
-    Buffer(Box<dyn AsMut<[u8]> + Send>),
+    Buffer(Box<dyn HostBuffer<Item = u8>>),
     Nothing,
 }
 
 impl Store {
-    /// The host's memory, in order. A file has none.
+    /// The host's memory, in order, asked for once: the device may use it from then on. A file has none.
     fn segments(&mut self) -> Vec<Segment> {
         match self {
-            Self::PageLocked(blocks) => segments(blocks),
-            Self::Buffer(buffer) => vec![segment(buffer.as_mut().as_mut())],
+            Self::PageLocked(blocks) => blocks.iter_mut().map(segment).collect(),
+            Self::Buffer(buffer) => {
+                let (start, bytes) = buffer.parts();
+                vec![Segment { start, bytes }]
+            }
             Self::File(_) | Self::Nothing => Vec::new(),
         }
     }
@@ -101,6 +106,8 @@ pub(super) struct Kept {
     device: Device,
     parts: Vec<Part>,
     store: Option<Store>,
+    /// Of the store's memory, which lies still while the store is only moved.
+    segments: Vec<Segment>,
     /// What the copies are on, and the end of each group of those to the host.
     stream: Stream,
     groups: Vec<Event>,
@@ -115,6 +122,7 @@ impl Kept {
             device: device.clone(),
             parts,
             store: Some(store),
+            segments: Vec::new(),
             stream,
             groups: Vec::new(),
             copied: 0,
@@ -125,18 +133,7 @@ impl Kept {
                 let (parts, file) = KeptFile::write(device, groups, &folder)?;
                 kept(parts, Store::File(file))
             }
-            Keep::Buffer(mut buffer) => {
-                let length = buffer.as_mut().as_mut().len();
-                ensure!(
-                    length >= bytes,
-                    InvalidArgument,
-                    "give a larger one",
-                    "a pool was to keep {} in a buffer of {}",
-                    Count(bytes, "byte"),
-                    Count(length, "byte")
-                );
-                kept(parts, Store::Buffer(buffer))
-            }
+            Keep::Buffer(buffer) => kept(parts, Store::Buffer(buffer)),
             Keep::PageLocked => {
                 let pinned = page_locked(device)?;
                 let sizes = (0..bytes).step_by(LARGEST).map(|at| LARGEST.min(bytes - at));
@@ -144,19 +141,24 @@ impl Kept {
                 kept(parts, Store::PageLocked(blocks.collect::<Result<Vec<_>>>()?))
             }
         };
-        let segments = kept.segments();
-        if !segments.is_empty() {
+        kept.segments = kept.store.as_mut().map_or_else(Vec::new, Store::segments);
+        if matches!(kept.store, Some(Store::PageLocked(_) | Store::Buffer(_))) {
+            let room: usize = kept.segments.iter().map(|segment| segment.bytes).sum();
+            ensure!(
+                room >= bytes,
+                InvalidArgument,
+                "give a larger one",
+                "a pool was to keep {} in a buffer of {}",
+                Count(bytes, "byte"),
+                Count(room, "byte")
+            );
             for group in groups {
                 let parts = parts_in(&kept.parts, group);
-                copy_all(&kept.stream, parts, &segments, Direction::Out)?;
+                copy_all(&kept.stream, parts, &kept.segments, Direction::Out)?;
                 kept.groups.push(kept.stream.record()?);
             }
         }
         Ok(kept)
-    }
-
-    fn segments(&mut self) -> Vec<Segment> {
-        self.store.as_mut().map_or_else(Vec::new, Store::segments)
     }
 
     pub(super) fn into_woken(mut self) -> Woken {
@@ -175,26 +177,14 @@ impl Contents for Kept {
 
     fn begin_in(&mut self) -> Result<()> {
         self.copied = 0;
-        let end = self.parts.last().map_or(0, |part| part.offset + part.bytes);
-        if let Some(Store::Buffer(buffer)) = &mut self.store {
-            let length = buffer.as_mut().as_mut().len();
-            ensure!(
-                length >= end,
-                InvalidArgument,
-                "give back all that the pool has written",
-                "a buffer with the contents of a pool has {} now, of {end}",
-                Count(length, "byte")
-            );
-        }
         Ok(())
     }
 
     fn copy_in(&mut self, group: &[MappedPlace]) -> Result<()> {
-        let segments = self.segments();
         let parts = parts_in(&self.parts, group);
         match &self.store {
             Some(Store::PageLocked(_) | Store::Buffer(_)) => {
-                copy_all(&self.stream, parts, &segments, Direction::In)?;
+                copy_all(&self.stream, parts, &self.segments, Direction::In)?;
             }
             Some(Store::File(file)) => file.read(&self.device, parts)?,
             Some(Store::Nothing) | None => return fill_zero(&self.stream, parts),
@@ -232,16 +222,11 @@ struct Segment {
     bytes: usize,
 }
 
-fn segment(memory: &mut [u8]) -> Segment {
-    Segment { bytes: memory.len(), start: NonNull::from(memory).cast() }
-}
+// SAFETY: an address and a length: `Kept` has the memory behind it.
+unsafe impl Send for Segment {}
 
-fn segments(blocks: &mut [HostBlock]) -> Vec<Segment> {
-    let segment = |block: &mut HostBlock| Segment {
-        bytes: block.len() * PAGE,
-        start: NonNull::from(&mut block[..]).cast(),
-    };
-    blocks.iter_mut().map(segment).collect()
+fn segment(block: &mut HostBlock) -> Segment {
+    Segment { bytes: block.len() * PAGE, start: NonNull::from(&mut block[..]).cast() }
 }
 
 /// Begins to copy the parts between the device and the segments, one behind the other.

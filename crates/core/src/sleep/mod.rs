@@ -6,6 +6,7 @@ mod place;
 
 use crate::driver::CallSite;
 use crate::error::Result;
+use crate::pinned::HostBuffer;
 use crate::resource::pool::{SleepReport, Waker};
 use crate::resource::{DeviceResource, PoolResource};
 use contents::Kept;
@@ -23,9 +24,9 @@ pub enum Keep {
     /// In a file of this folder that has no name, so that it goes with the process. Several threads write and read it, past
     /// the system's cache where the file system allows that.
     File(PathBuf),
-    /// In a buffer of the program's, which [`wake`](PoolResource::wake) gives back. It is fast if it is page-locked. The
-    /// pool calls it while it falls asleep and wakes, so it uses no memory of the pool.
-    Buffer(Box<dyn AsMut<[u8]> + Send>),
+    /// In a buffer of the program's, such as a `Vec<u8>` of any allocator, which [`wake`](PoolResource::wake) gives back.
+    /// It is fast if it is page-locked.
+    Buffer(Box<dyn HostBuffer<Item = u8>>),
     /// Nowhere. All memory is zero when the pool wakes.
     Nothing,
 }

@@ -24,7 +24,7 @@ impl AsideCalls for SimDriver {
     }
 
     unsafe fn bring_back(&self, range: DeviceRange, source: *const u8) -> DriverResult<()> {
-        let name = if source.is_null() { "cuMemsetD8Async" } else { "cuMemcpyHtoDAsync" };
+        let name = if source.is_null() { "cuMemsetAsync" } else { "cuMemcpyHtoDAsync" };
         let mut call = self.call(name)?;
         let key = (call.context.id, range.address);
         let SimState { blocks, virtual_memory, .. } = &mut *call.state;

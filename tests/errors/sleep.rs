@@ -1,0 +1,64 @@
+//! Pools that sleep.
+
+use crate::support::simulated;
+use crate::table::Table;
+use aquifer::ipc::IpcExport;
+use aquifer::mr::{CudaResource, Keep, SleepReport, StackText, VirtualResource};
+use aquifer::sim::SimConfig;
+use aquifer::{Device, DeviceVec, PoolResource, Result, Stream};
+use std::os::unix::net::UnixStream;
+
+type Pool = PoolResource<VirtualResource>;
+
+fn sleep(pool: &Pool, keep: Keep) -> Result<SleepReport> {
+    // SAFETY: this test has no other pointers, and no graph.
+    unsafe { pool.sleep(keep) }
+}
+
+fn filled(device: &Device) -> (Stream, Pool, DeviceVec<u8>) {
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(VirtualResource::new(device).unwrap()).unwrap();
+    let vec = DeviceVec::zeroed_in(&stream, 1000, pool.clone()).unwrap();
+    (stream, pool, vec)
+}
+
+pub(crate) fn rows(table: &mut Table) {
+    let (device, simulator) = simulated(SimConfig::default());
+    let (stream, pool, vec) = filled(&device);
+    table.failed("a wake of what is awake", pool.wake());
+    table.failed("a buffer of 100 bytes", sleep(&pool, Keep::Buffer(Box::new(vec![0_u8; 100]))));
+    table.failed("a folder that is none", sleep(&pool, Keep::File("/proc/nowhere".into())));
+    let in_capture = stream.capture(&pool, |_| sleep(&pool, Keep::Nothing).map(drop));
+    table.failed("a sleep in a capture", in_capture.map(drop));
+    simulator.fail_call("cuMemcpyDtoHAsync", 1, 999).unwrap();
+    table.failed("a copy out that fails", sleep(&pool, Keep::PageLocked));
+    sleep(&pool, Keep::PageLocked).unwrap();
+    table.failed("a use of what sleeps", vec.get(0));
+    table.failed("a second sleep", sleep(&pool, Keep::PageLocked));
+    table.failed(
+        "a vector of a pool that sleeps",
+        DeviceVec::<u8>::zeroed_in(&stream, 9, pool.clone()),
+    );
+    simulator.fail_call("cuMemcpyHtoDAsync", 1, 999).unwrap();
+    table.failed("a copy in that fails", pool.wake());
+    simulator.fail_call("cuMemCreate", 1, 2).unwrap();
+    table.failed("a wake without room", pool.wake());
+    simulator.fail_call("cuMemMap", 1, 999).unwrap();
+    table.failed("a wake that cannot map", pool.wake());
+    pool.wake().unwrap();
+    sleep(&pool, Keep::Nothing).unwrap();
+    simulator.fail_call("cuMemsetAsync", 1, 999).unwrap();
+    table.failed("a fill that fails", pool.wake());
+    pool.wake().unwrap();
+    drop((vec, pool));
+
+    let (_stream, pool, vec) = filled(&device);
+    let (here, _there) = UnixStream::pair().unwrap();
+    vec.send_to(&here).unwrap();
+    table.failed("a sleep of memory that was sent", sleep(&pool, Keep::Nothing));
+    let blocks = PoolResource::new(CudaResource::new(&device)).unwrap();
+    // SAFETY: the pool has no memory.
+    table.failed("a sleep of a pool of blocks", unsafe { blocks.sleep(Keep::Nothing) });
+    let stack = "cuda".parse::<StackText>().unwrap().build(&device).unwrap();
+    table.failed("a wake of a stack without a pool", stack.wake());
+}
