@@ -38,7 +38,9 @@ unsafe fn asleep(pool: &Pool, keep: Keep) -> usize {
     report.bytes
 }
 
-fn keeps() -> Vec<(&'static str, fn() -> Keep)> {
+type Way = (&'static str, fn() -> Keep);
+
+fn keeps() -> Vec<Way> {
     vec![
         ("page-locked", || Keep::PageLocked),
         ("a file", || Keep::File(std::env::temp_dir())),

@@ -155,6 +155,18 @@ impl<U: Upstream> Pool<U> {
         })
     }
 
+    /// Whether the pool sleeps, or is about to, or to wake.
+    #[inline]
+    pub fn is_asleep(&self) -> bool {
+        // Relaxed: locks order it, as `sleep` says.
+        self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// The error of what a pool that sleeps does not do.
+    pub(super) fn require_awake(&self) -> Result<(), Failure<U::Error>> {
+        if self.is_asleep() { Err(Failure::Asleep) } else { Ok(()) }
+    }
+
     #[inline]
     pub fn upstream(&self) -> &U {
         &self.upstream

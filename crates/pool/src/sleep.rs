@@ -46,18 +46,6 @@ pub struct MappedPlace {
 }
 
 impl<U: Upstream> Pool<U> {
-    /// Whether the pool sleeps, or is about to, or to wake.
-    #[inline]
-    pub fn is_asleep(&self) -> bool {
-        // Relaxed: INV-1 and INV-2 order it by locks.
-        self.asleep.load(Ordering::Relaxed)
-    }
-
-    /// The error of what a pool that sleeps does not do.
-    pub(super) fn require_awake(&self) -> Result<(), Failure<U::Error>> {
-        if self.is_asleep() { Err(Failure::Asleep) } else { Ok(()) }
-    }
-
     /// Has the pool allocate and move nothing from now on.
     ///
     /// # Errors

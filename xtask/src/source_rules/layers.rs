@@ -12,7 +12,7 @@ pub(crate) const LAYERS: [&[&str]; 7] = [
     &["debug_log", "driver", "error", "heap", "impls", "layout", "pool", "sim", "sync"],
     &["device", "stream", "event", "split"],
     &["resource", "pinned"],
-    &["order"],
+    &["order", "sleep"],
     &["container"],
     &["transfer", "interop"],
     &["inside", "lib"],

@@ -8,10 +8,11 @@
 //!   for the child where they are locked, so that the parent keeps those that the device knows. Linux before 5.12 gives
 //!   them to whichever writes first. There nothing is mapped.
 
+use crate::sync::LazyLock;
+use crate::sync::trusted::{AtomicUsize, Ordering};
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const HUGE_PAGE: usize = 2 << 20;
 const SMALL_PAGE: usize = 4096;
@@ -51,7 +52,7 @@ impl HugePages {
     /// Maps and touches `bytes`, a multiple of 4096, on up to `threads` threads, this one included. `node` is the NUMA
     /// node that the pages should be on.
     pub(super) fn map(bytes: usize, threads: usize, node: Option<u32>) -> Result<Self, NotMapped> {
-        static KERNEL: std::sync::LazyLock<bool> = std::sync::LazyLock::new(keeps_pages_at_a_fork);
+        static KERNEL: LazyLock<bool> = LazyLock::new(keeps_pages_at_a_fork);
         if !*KERNEL {
             return Err(NotMapped(
                 "a fork",
@@ -119,7 +120,7 @@ impl HugePages {
         std::thread::scope(|scope| {
             for _ in 0..others {
                 let thread = std::thread::Builder::new().name(String::from("aquifer pages"));
-                if thread.spawn_scoped(scope, &work).is_err() {
+                if thread.spawn_scoped(scope, work).is_err() {
                     break;
                 }
             }

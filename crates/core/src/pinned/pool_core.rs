@@ -68,7 +68,7 @@ use super::pool_options::{NO_MAXIMUM, PinnedPoolOptions};
 use super::pool_statistics::PinnedPoolStatistics;
 use super::quarantine::Quarantine;
 use super::slab_heap::{Slab, SlabHeap};
-use super::source::{HostSource, PAGE};
+use super::source::{HostSource, PAGE, is_idle};
 use super::thread_cache::{self, NotCached, PoolKey, ThreadCache};
 use crate::debug_log::{DeferEvents, defer_events, deferred_event};
 use crate::driver::is_forked_child;
@@ -77,6 +77,7 @@ use crate::layout::{align_up, impossible};
 use crate::pool::local::{self, OnThreadExit, PoolId};
 use crate::pool::magazine::{Limits, Magazine, SizeClasses};
 use crate::resource::external;
+use crate::stream::deferred::holds_buffers;
 use crate::sync::trusted::{
     AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock, RwLockReadGuard,
 };
@@ -435,8 +436,30 @@ impl PoolCore {
         bytes <= self.maximum_size().saturating_sub(heap.statistics.reserved).saturating_add(free)
     }
 
+    /// Unpins free slabs above `threshold`, if the devices have nothing to do.
+    #[cold]
+    fn release_if_idle(&self, threshold: usize) {
+        let is_nested = external::is_inside() || holds_buffers();
+        let waiting = bytes_of(self.quarantined_units.load(Ordering::Relaxed));
+        if is_nested || !self.has_free_above(threshold, waiting) {
+            return;
+        }
+        {
+            let _transit = self.begin_transit();
+            let device = &self.source().device;
+            let batches = self.quarantine.collect_all(|| is_idle(device) == Ok(true));
+            let units = batches.iter().map(Batch::units).sum();
+            self.quarantined_units.fetch_sub(units, Ordering::Relaxed);
+            self.free_to_heap(batches.iter().flat_map(|batch| batch.blocks()));
+            if batches.is_empty() && is_idle(device) != Ok(true) {
+                return;
+            }
+        }
+        self.free_whole_slabs(threshold);
+    }
+
     /// Whether a slab above `threshold` may be free, with the `waiting` bytes.
-    pub(super) fn has_free_above(&self, threshold: usize, waiting: usize) -> bool {
+    fn has_free_above(&self, threshold: usize, waiting: usize) -> bool {
         let heap = self.heap.lock();
         let free = (heap.heap.stats().free_bytes as usize).saturating_add(waiting);
         let most = heap.statistics.reserved.saturating_sub(threshold).min(free);

@@ -221,28 +221,6 @@ impl PoolCore {
         self.free_whole_slabs(0)
     }
 
-    /// Unpins free slabs above `threshold`, if the devices have nothing to do.
-    #[cold]
-    pub(super) fn release_if_idle(&self, threshold: usize) {
-        let is_nested = external::is_inside() || holds_buffers();
-        let waiting = bytes_of(self.quarantined_units.load(Ordering::Relaxed));
-        if is_nested || !self.has_free_above(threshold, waiting) {
-            return;
-        }
-        {
-            let _transit = self.begin_transit();
-            let device = &self.source().device;
-            let batches = self.quarantine.collect_all(|| is_idle(device) == Ok(true));
-            let units = batches.iter().map(Batch::units).sum();
-            self.quarantined_units.fetch_sub(units, Ordering::Relaxed);
-            self.free_to_heap(batches.iter().flat_map(|batch| batch.blocks()));
-            if batches.is_empty() && is_idle(device) != Ok(true) {
-                return;
-            }
-        }
-        self.free_whole_slabs(threshold);
-    }
-
     /// Asks the user's callback. Returns whether to look again, which is as often as it makes more memory free, and
     /// once more.
     fn asks_callback(&self, layout: Layout, upstream: Option<&Error>, calls: &mut Calls) -> bool {

@@ -25,14 +25,15 @@ mod resize;
 mod sanitizer;
 mod siblings;
 mod sleep;
+mod sleeping;
 mod trim;
 
 pub use crate::pool::{PoolBlock, PoolMap, PoolStatistics};
 use handle::PoolHandle;
 pub use options::PoolOwner;
 pub use options::{Handles, MissPolicy, PoolOptions};
+pub(crate) use sleep::Contents;
 pub use sleep::SleepReport;
-pub(crate) use sleep::{Contents, Waker};
 
 /// A stream-ordered pool over another resource, like RMM's `pool_memory_resource`, without a driver call once it is
 /// warm.
@@ -125,7 +126,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             return PoolStatistics::default();
         }
         let mut statistics = self.pool.stats();
-        statistics.asleep = self.asleep_bytes();
+        statistics.asleep = self.pool.upstream().sleep.bytes();
         statistics
     }
 

@@ -1,6 +1,6 @@
 //! The contents of a pool in a file without a name, which several threads write and read.
 
-use super::contents::{Direction, PAGE, allocate, copy, page_locked};
+use super::copies::{Direction, PAGE, allocate, copy, page_locked};
 use super::place::{Part, parts_of};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -112,8 +112,7 @@ impl KeptFile {
         let host: NonNull<u8> = NonNull::from(&mut block[..]).cast();
         // SAFETY: the block's own bytes, which any value fits.
         unsafe { host.write_bytes(0, staging) };
-        loop {
-            let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (at, whole) = (piece.offset as u64, piece.bytes.next_multiple_of(BLOCK));
             // SAFETY: written above, of this length at least; nothing else uses it in this step.
             let bytes = || unsafe { std::slice::from_raw_parts_mut(host.as_ptr(), whole) };

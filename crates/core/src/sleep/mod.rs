@@ -1,46 +1,19 @@
 //! Pools that sleep: the device has their memory back, and their addresses stay.
 
 mod contents;
+mod copies;
 mod file;
+mod keep;
 mod place;
 
 use crate::driver::CallSite;
 use crate::error::Result;
-use crate::pinned::HostBuffer;
-use crate::resource::pool::{SleepReport, Waker};
+use crate::resource::pool::SleepReport;
 use crate::resource::{DeviceResource, PoolResource};
 use contents::Kept;
-use std::fmt;
-use std::path::PathBuf;
 
 pub use contents::Woken;
-
-/// Where the contents of a pool are while it sleeps.
-#[non_exhaustive]
-pub enum Keep {
-    /// In page-locked memory of the [current pinned resource](crate::pinned::current_pinned_resource). A pool of such
-    /// memory keeps it for the next sleep, until it is trimmed.
-    PageLocked,
-    /// In a file of this folder that has no name, so that it goes with the process. Several threads write and read it, past
-    /// the system's cache where the file system allows that.
-    File(PathBuf),
-    /// In a buffer of the program's, such as a `Vec<u8>` of any allocator, which [`wake`](PoolResource::wake) gives back.
-    /// It is fast if it is page-locked.
-    Buffer(Box<dyn HostBuffer<Item = u8>>),
-    /// Nowhere. All memory is zero when the pool wakes.
-    Nothing,
-}
-
-impl fmt::Debug for Keep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::PageLocked => f.write_str("PageLocked"),
-            Self::File(folder) => f.debug_tuple("File").field(folder).finish(),
-            Self::Buffer(_) => f.write_str("Buffer(..)"),
-            Self::Nothing => f.write_str("Nothing"),
-        }
-    }
-}
+pub use keep::Keep;
 
 /// How a pool sleeps. A [`Keep`] alone is that with the defaults.
 #[derive(Debug)]
@@ -128,8 +101,10 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let _site = CallSite::enter();
         let SleepOptions { keep, wakes_on_allocation } = options.into();
         let device = self.device().clone();
-        let waker: Option<Waker<U>> = wakes_on_allocation.then_some(|pool| pool.wake().map(drop));
-        self.put_aside(waker, |groups| Kept::copy_out(&device, groups, keep))
+        let wake = |pool: &Self| pool.wake().map(drop);
+        self.put_aside(wakes_on_allocation.then_some(wake as fn(&Self) -> Result<()>), |groups| {
+            Kept::copy_out(&device, groups, keep)
+        })
     }
 
     /// Maps memory where it was before the pool [slept](Self::sleep), and copies its contents there. Another thread may do

@@ -73,10 +73,11 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 Ok(block) => break block,
                 Err(failure) => failure,
             };
-            let waker = matches!(failure, Failure::Asleep).then(|| self.pool.upstream().waker());
+            let waker =
+                matches!(failure, Failure::Asleep).then(|| self.pool.upstream().sleep.waker());
             if let Some(waker) = waker.flatten() {
                 // Another thread may wake it meanwhile.
-                match waker(self) {
+                match waker() {
                     Err(error) if self.is_asleep() => return Err(error),
                     _ => continue,
                 }

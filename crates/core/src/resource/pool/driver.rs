@@ -3,7 +3,7 @@
 use super::memory_hooks::MemoryHooks;
 use super::options::PoolOwner;
 use super::siblings::{is_nested, trim_others};
-use super::sleep::Sleep;
+use super::sleeping::Sleep;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::DefaultPoolEnd;
@@ -46,7 +46,7 @@ impl PoolCallback {
 }
 
 /// The upstream resource, and the streams and events of its device.
-pub(super) struct PoolDriver<U: DeviceResource + 'static> {
+pub(super) struct PoolDriver<U> {
     pub(super) resource: U,
     /// The alignment of every block of upstream.
     alignment: usize,
@@ -62,10 +62,10 @@ pub(super) struct PoolDriver<U: DeviceResource + 'static> {
     pub(super) memory: Option<VirtualMemory>,
     /// `Some` if something follows the pool's memory.
     pub(super) hooks: Option<MemoryHooks>,
-    pub(super) sleep: Sleep<U>,
+    pub(super) sleep: Sleep,
 }
 
-impl<U: DeviceResource + 'static> PoolDriver<U> {
+impl<U: DeviceResource> PoolDriver<U> {
     pub(super) fn new(
         resource: U,
         alignment: usize,
@@ -210,7 +210,7 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
 
     fn end(&self, stream: Option<&Stream>, pool: u64, mut end: MappedEnd) {
         assert_unlocked("the end of a pool's mapped memory");
-        let asleep = self.end_sleep(pool);
+        let asleep = self.sleep.end(pool);
         end.handles.retain(|(address, _, _)| !asleep.contains(address));
         let (device, memory) = (self.resource.device().clone(), self.memory());
         let bytes = end.handles.iter().map(|handle| handle.1 as usize).sum();

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind};
 use crate::impls::Count;
 use crate::layout::{DeviceLayout, Requested, SMALLER_ALIGNMENT};
 use crate::pool::{Failure, MissStep};
+use crate::resource::asleep;
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::CAPTURED_ELSEWHERE;
 
@@ -116,7 +117,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 )
                 .with_advice("an earlier error of the driver is the cause: install a subscriber of `tracing` to see it")
             }
-            Failure::Asleep => self.asleep(),
+            Failure::Asleep => asleep::error_of(device, pool),
             Failure::Crowded => {
                 self.emit_failure(bytes, "there are more streams than a pool can tell apart");
                 Error::new(

@@ -1,7 +1,7 @@
 //! How a pool falls asleep and wakes, around the copies of what it holds.
 
 use super::PoolResource;
-use super::driver::PoolDriver;
+use super::sleeping::{Asleep, Waker};
 use crate::driver::{DeviceRange, RawHandle, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -10,33 +10,17 @@ use crate::resource::asleep;
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::mapped::VirtualMemory;
 use crate::stream::{deferred, pass_all_gates};
-use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
-use crate::sync::{Condvar, WaitMutex};
-use std::any::Any;
+use crate::sync::Arc;
 use std::collections::HashSet;
 
-/// Wakes a pool, for an allocation.
-pub(crate) type Waker<U> = fn(&PoolResource<U>) -> Result<()>;
-
-/// The sleep of a pool.
-pub(super) struct Sleep<U: DeviceResource + 'static> {
-    state: WaitMutex<State>,
-    /// One thread has the pool fall asleep or wake no more.
-    changed: Condvar,
-    waker: Mutex<Option<Waker<U>>>,
-    /// The bytes that went back, for those that ask without the lock.
-    bytes: AtomicUsize,
-}
-
-impl<U: DeviceResource + 'static> Default for Sleep<U> {
-    fn default() -> Self {
-        Self {
-            state: WaitMutex::new(State::Awake),
-            changed: Condvar::default(),
-            waker: Mutex::default(),
-            bytes: AtomicUsize::new(0),
-        }
-    }
+/// What a pool that sleeps does not have of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SleepReport {
+    /// Bytes of device memory that went back.
+    pub bytes: usize,
+    /// Of these, bytes in blocks that are in use, which are copied or dropped.
+    pub used: usize,
 }
 
 /// What a pool holds, which is copied out and in. The groups of [`put_aside`](PoolResource::put_aside) come in order.
@@ -58,90 +42,17 @@ pub(crate) trait Contents: Send + 'static {
 const GROUPS: u64 = 64;
 const LEAST_GROUP: u64 = 256 << 20;
 
-/// Whether a pool sleeps, as those see it that change it.
-enum State {
-    Awake,
-    Asleep(Asleep),
-    /// A thread changes it, and has what it was.
-    Changing,
-}
-
-/// The right to change whether a pool sleeps. Its drop says how it is then.
-struct Change<'a, U: DeviceResource + 'static> {
-    sleep: &'a Sleep<U>,
-    asleep: Option<Asleep>,
-}
-
-impl<U: DeviceResource + 'static> Sleep<U> {
-    /// Waits for a thread that changes it.
-    fn change(&self) -> Change<'_, U> {
-        let mut state = self.state.lock();
-        loop {
-            match std::mem::replace(&mut *state, State::Changing) {
-                State::Awake => return Change { sleep: self, asleep: None },
-                State::Asleep(asleep) => return Change { sleep: self, asleep: Some(asleep) },
-                State::Changing => state = self.changed.wait(state),
-            }
-        }
-    }
-}
-
-impl<U: DeviceResource + 'static> Drop for Change<'_, U> {
-    fn drop(&mut self) {
-        *self.sleep.state.lock() = self.asleep.take().map_or(State::Awake, State::Asleep);
-        self.sleep.changed.notify_all();
-    }
-}
-
-struct Asleep {
-    /// The addresses at which nothing is mapped.
-    places: HashSet<u64>,
-    contents: Box<dyn Any + Send>,
-}
-
-/// What a pool that sleeps does not have of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SleepReport {
-    /// Bytes of device memory that went back.
-    pub bytes: usize,
-    /// Of these, bytes in blocks that are in use, which are copied or dropped.
-    pub used: usize,
-}
-
-impl<U: DeviceResource + 'static> PoolDriver<U> {
-    /// The addresses of places that a pool has put aside, when it ends. It is not asleep any more.
-    pub(super) fn end_sleep(&self, pool: u64) -> HashSet<u64> {
-        let ended = self.sleep.change().asleep.take();
-        let places = ended.map(|asleep| asleep.places).unwrap_or_default();
-        if !places.is_empty() {
-            asleep::unlist(pool);
-        }
-        places
-    }
-
-    /// The function that wakes the pool, if an allocation is to.
-    pub(super) fn waker(&self) -> Option<Waker<U>> {
-        *self.sleep.waker.lock()
-    }
-}
-
 impl<U: DeviceResource + 'static> PoolResource<U> {
     /// Whether the pool sleeps: it has given the device's memory back and keeps its addresses.
     pub fn is_asleep(&self) -> bool {
         self.pool.is_asleep()
     }
 
-    /// The error of what a pool that sleeps does not do.
-    pub(super) fn asleep(&self) -> Error {
-        asleep::error_of(self.device(), self.pool.id())
-    }
-
     /// Waits for all work of the device, has `copy_out` begin to copy what is in use, group by group, and gives the memory
     /// of each back when it is copied. So the calls to the driver cost no time of their own.
     pub(crate) fn put_aside<C: Contents>(
         &self,
-        waker: Option<Waker<U>>,
+        waker: Option<fn(&Self) -> Result<()>>,
         copy_out: impl FnOnce(&[&[MappedPlace]]) -> Result<C>,
     ) -> Result<SleepReport> {
         not_forked("a pool")?;
@@ -163,15 +74,16 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             // SAFETY: the pool moves and unmaps nothing while it sleeps, and the device is past all work but the copies, and
             // past those of this group, whose places are of one reservation.
             let stuck = unsafe { memory.unmap_all(&ranges) };
-            if let Some((range, error)) = stuck.into_iter().next() {
-                result = memory.in_context(Count(range.bytes, "byte"), Err(error));
-                break;
-            }
-            for place in group {
+            let is_stuck = |place: &&MappedPlace| stuck.iter().any(|(it, _)| holds(it, place));
+            for place in group.iter().filter(|place| !is_stuck(place)) {
                 self.pool.upstream().release(place.handle, place.bytes);
                 unmapped.insert(place.address);
                 bytes += place.bytes;
                 used += place.used.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            }
+            if let Some((range, error)) = stuck.into_iter().next() {
+                result = memory.in_context(Count(range.bytes, "byte"), Err(error));
+                break;
             }
         }
         if result.is_err() && unmapped.is_empty() {
@@ -181,8 +93,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         falling.keep();
         let contents = Box::new(contents);
         change.asleep = Some(Asleep { places: unmapped, contents });
-        // Relaxed: a number for people.
-        self.pool.upstream().sleep.bytes.store(bytes as usize, Ordering::Relaxed);
+        let waker = waker.map(|wake| self.waker(wake));
+        self.pool.upstream().sleep.set(bytes, waker);
         if let Err(error) = result {
             drop(change);
             // What is mapped still is as it was, and the rest comes back.
@@ -193,7 +105,6 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 }
             };
         }
-        *self.pool.upstream().sleep.waker.lock() = waker;
         Ok(SleepReport { bytes: bytes as usize, used: used as usize })
     }
 
@@ -224,16 +135,16 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         for (place, handle) in places.iter().zip(anew.keep()) {
             self.pool.set_handle(place, handle);
         }
-        *self.pool.upstream().sleep.waker.lock() = None;
-        self.pool.upstream().sleep.bytes.store(0, Ordering::Relaxed);
+        self.pool.upstream().sleep.set(0, None);
         self.pool.end_sleep();
         asleep::unlist(self.pool.id());
         contents.downcast::<C>().map(|contents| *contents).map_err(|_| not_asleep(self))
     }
 
-    /// The bytes that the device has back while the pool sleeps.
-    pub(super) fn asleep_bytes(&self) -> usize {
-        self.pool.upstream().sleep.bytes.load(Ordering::Relaxed)
+    /// A function that wakes the pool, if it is there still.
+    fn waker(&self, wake: fn(&Self) -> Result<()>) -> Waker {
+        let weak = self.pool.downgrade();
+        Arc::new(move || weak.upgrade().map_or(Ok(()), |pool| wake(&Self { pool })))
     }
 
     fn has_blocks(&self) -> Error {
@@ -252,6 +163,10 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
 fn not_asleep<U: DeviceResource + 'static>(pool: &PoolResource<U>) -> Error {
     let message = format!("a pool on {} was to wake, and does not sleep", pool.device());
     Error::new(ErrorKind::InvalidArgument, message).with_advice("call sleep before")
+}
+
+fn holds(range: &DeviceRange, place: &MappedPlace) -> bool {
+    place.address.wrapping_sub(range.address) < range.bytes as u64
 }
 
 fn range(address: u64, bytes: u64) -> DeviceRange {
@@ -286,7 +201,7 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
     fn begin(pool: &'a PoolResource<U>, sleeps: bool) -> Result<Self> {
         let device = pool.device();
         if sleeps {
-            let error = pool.asleep();
+            let error = asleep::error_of(device, pool.pool.id());
             return Err(error.with_advice("wake it before it sleeps again"));
         }
         pool.pool.begin_sleep().map_err(|failure| match failure {
@@ -399,8 +314,9 @@ impl<U: DeviceResource + 'static> Drop for MappedAnew<'_, U> {
         for (number, (address, bytes, handle)) in made.into_iter().enumerate() {
             let range = range(address, bytes);
             // SAFETY: mapped for the sleep alone, and the device is past all work.
+            let unmap = || unsafe { self.memory.unmap(range) };
             if number < self.mapped
-                && let Err(error) = unsafe { self.memory.unmap(range) }
+                && let Err(error) = unmap()
             {
                 crate::debug_log::event!(error, %error, "a part of a pool that did not wake stays mapped");
                 continue;

@@ -1,0 +1,94 @@
+//! The sleep of a pool, as its driver has it.
+
+use crate::error::Result;
+use crate::resource::asleep;
+use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
+use crate::sync::{Arc, Condvar, WaitMutex};
+use std::any::Any;
+use std::collections::HashSet;
+
+/// Wakes the pool, for an allocation. It keeps no share of the pool, which has it.
+pub(super) type Waker = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// The sleep of a pool.
+#[derive(Default)]
+pub(super) struct Sleep {
+    state: WaitMutex<State>,
+    /// One thread has the pool fall asleep or wake no more.
+    changed: Condvar,
+    waker: Mutex<Option<Waker>>,
+    /// The bytes that went back, for those that ask without the lock.
+    bytes: AtomicUsize,
+}
+
+/// Whether a pool sleeps, as those see it that change it.
+#[derive(Default)]
+enum State {
+    #[default]
+    Awake,
+    Asleep(Asleep),
+    /// A thread changes it, and has what it was.
+    Changing,
+}
+
+/// The right to change whether a pool sleeps. Its drop says how it is then.
+pub(super) struct Change<'a> {
+    sleep: &'a Sleep,
+    pub(super) asleep: Option<Asleep>,
+}
+
+impl Sleep {
+    /// Waits for a thread that changes it.
+    pub(super) fn change(&self) -> Change<'_> {
+        let mut state = self.state.lock();
+        loop {
+            match std::mem::replace(&mut *state, State::Changing) {
+                State::Awake => return Change { sleep: self, asleep: None },
+                State::Asleep(asleep) => return Change { sleep: self, asleep: Some(asleep) },
+                State::Changing => state = self.changed.wait(state),
+            }
+        }
+    }
+
+    /// The function that wakes the pool, if an allocation is to.
+    pub(super) fn waker(&self) -> Option<Waker> {
+        self.waker.lock().clone()
+    }
+
+    /// The bytes that the device has back.
+    pub(super) fn bytes(&self) -> usize {
+        // Relaxed: a number for people.
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes what the device has back, and what wakes the pool.
+    pub(super) fn set(&self, bytes: u64, waker: Option<Waker>) {
+        self.bytes.store(bytes as usize, Ordering::Relaxed);
+        let before = std::mem::replace(&mut *self.waker.lock(), waker);
+        // Not under the lock.
+        drop(before);
+    }
+
+    /// The addresses at which nothing is mapped of a pool that ends. It is not asleep any more.
+    pub(super) fn end(&self, pool: u64) -> HashSet<u64> {
+        let ended = self.change().asleep.take();
+        let places = ended.map(|asleep| asleep.places).unwrap_or_default();
+        if !places.is_empty() {
+            asleep::unlist(pool);
+        }
+        places
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        *self.sleep.state.lock() = self.asleep.take().map_or(State::Awake, State::Asleep);
+        self.sleep.changed.notify_all();
+    }
+}
+
+pub(super) struct Asleep {
+    /// The addresses at which nothing is mapped.
+    pub(super) places: HashSet<u64>,
+    pub(super) contents: Box<dyn Any + Send>,
+}
