@@ -69,7 +69,7 @@ const UNREACHED: &[(&str, &str, &str)] = &[
         "with_advice(advice)",
         "the machine's: tests/it/fresh_pages",
     ),
-    ("crates/core/src/sleep/contents.rs", "last_error().unwrap_or_else", "the allocator says why"),
+    ("crates/core/src/sleep/copies.rs", "last_error().unwrap_or_else", "the allocator says why"),
     ("crates/mr/src/driver_pool.rs", "descriptor >= 0", "a driver that is wrong"),
     (
         "crates/core/src/resource/pool/failure.rs",

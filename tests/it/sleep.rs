@@ -1,7 +1,9 @@
 //! Pools that sleep and wake: what comes back, what is refused meanwhile, and what an error leaves.
 
 use crate::support;
-use aquifer::mr::{CudaResource, Handles, Keep, SleepOptions, VirtualResource};
+use aquifer::mr::{
+    CheckedAdaptor, CudaResource, Handles, Keep, SleepOptions, StackText, VirtualResource,
+};
 use aquifer::pinned::{HostBuffer, PinnedPool, PinnedResource};
 use aquifer::sim::SimConfig;
 use aquifer::{Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream};
@@ -377,6 +379,103 @@ fn a_capture_is_not_disturbed() {
     unsafe { asleep(&pool, Keep::PageLocked) };
     pool.wake().unwrap();
     assert_numbers(&vec, 4);
+}
+
+/// A free waits for uses elsewhere, and touches nothing: no block is leaked, and none is filled.
+#[test]
+fn what_is_dropped_asleep_is_free_when_it_wakes() {
+    let device = support::device();
+    let (stream, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = pool(&device);
+    let checked = CheckedAdaptor::builder(pool.clone()).poison(Some(0xcd)).build();
+    let mut used = numbers(&stream, &pool, 1_000_000, 4);
+    let poisoned = DeviceVec::<u8>::zeroed_in(&stream, 3 * MIB, checked).unwrap();
+    let mut target = numbers(&other, &pool, 1_000_000, 0);
+    // A use on another stream, which home has not waited for.
+    target.copy_from(&used).unwrap();
+    used.fill(7).unwrap();
+    target.copy_from(&used).unwrap();
+    // SAFETY: this test has no other pointers.
+    unsafe { asleep(&pool, Keep::PageLocked) };
+    drop((used, poisoned));
+    pool.wake().unwrap();
+    assert_eq!(target.get(999_999).unwrap(), 7);
+    drop(target);
+    stream.synchronize().unwrap();
+    other.synchronize().unwrap();
+    pool.wait_and_trim(0).unwrap();
+    let statistics = pool.statistics();
+    assert_eq!((statistics.live, statistics.reserved), (0, 0));
+}
+
+/// Of one reservation with a hole, a part cannot be unmapped. What was unmapped comes back.
+#[test]
+fn a_sleep_that_fails_in_part_brings_all_of_it_back() {
+    for nth in 1..4 {
+        let (device, simulator) = support::simulated(SimConfig::default());
+        let stream = device.new_stream().unwrap();
+        let pool = pool(&device);
+        let first = numbers(&stream, &pool, 1_000_000, 4);
+        let holes: Vec<_> = (0..3)
+            .map(|from| {
+                let hole = numbers(&stream, &pool, 1_000_000, 9);
+                (hole, numbers(&stream, &pool, 1_000_000, from))
+            })
+            .collect();
+        let kept: Vec<_> = holes.into_iter().map(|(_, kept)| kept).collect();
+        stream.synchronize().unwrap();
+        pool.trim(0).unwrap();
+        simulator.fail_call("cuMemUnmap", nth, 999).unwrap();
+        // SAFETY: this test has no other pointers.
+        let slept = unsafe { pool.sleep(Keep::PageLocked) };
+        if slept.is_ok() {
+            pool.wake().unwrap();
+        }
+        assert!(!pool.is_asleep(), "{nth}: {slept:?}");
+        assert_numbers(&first, 4);
+        kept.iter().zip(0..).for_each(|(vec, from)| assert_numbers(vec, from));
+        let device_sees = simulator.live_bytes();
+        assert_eq!(device_sees, pool.statistics().reserved as u64, "{nth}");
+        drop((first, kept));
+        stream.synchronize().unwrap();
+        // SAFETY: as above; the failure is past by then.
+        let _ = unsafe { pool.sleep(Keep::Nothing) };
+        let _ = pool.wake();
+        drop(pool);
+        simulator.check().unwrap();
+        assert_eq!((nth, simulator.live_bytes()), (nth, 0));
+    }
+}
+
+/// It has addresses, and nothing in them.
+#[test]
+fn an_empty_pool_that_ends_asleep_is_off_the_list() {
+    let (device, _) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    drop(numbers(&stream, &pool, 1_000_000, 4));
+    // SAFETY: this test has no other pointers.
+    assert_eq!(unsafe { asleep(&pool, Keep::PageLocked) }, 0);
+    drop(pool);
+    let vec = DeviceVec::<u8>::zeroed_in(&stream, 1000, CudaResource::new(&device)).unwrap();
+    assert_eq!(vec.get(7).unwrap(), 0);
+}
+
+/// What keeps memory above would hand it out.
+#[test]
+fn a_stack_with_two_that_keep_memory_does_not_sleep() {
+    let device = support::device();
+    for text in ["pool(pool(virtual))", "fixed_size(pool(virtual))", "virtual"] {
+        let stack = text.parse::<StackText>().unwrap().build(&device).unwrap();
+        // SAFETY: it has no memory.
+        let error = unsafe { stack.sleep(Keep::Nothing) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{text}: {error}");
+    }
+    let stack = "pool(virtual) | statistics".parse::<StackText>().unwrap().build(&device).unwrap();
+    // SAFETY: it has no memory.
+    unsafe { stack.sleep(Keep::Nothing) }.unwrap();
+    assert!(stack.is_asleep());
+    stack.wake().unwrap();
 }
 
 /// A thread's magazine that is made meanwhile keeps no block, and gives none.

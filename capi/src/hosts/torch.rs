@@ -119,13 +119,16 @@ pub extern "C" fn aquifer_torch_init(device_count: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_reset() {
     call(|| {
+        let mut first = Ok(());
         for stack in Stack::defaults() {
-            stack::get(stack)?.resources.wait_and_trim(0)?;
+            let stack = stack::get(stack)?;
+            // One that sleeps has given all of it back.
+            if !stack.resources.is_asleep() {
+                first = first.and(stack.resources.wait_and_trim(0).map(drop));
+            }
         }
-        if let Some(pool) = host::made_pool() {
-            pool.trim()?;
-        }
-        Ok(())
+        let trimmed = host::made_pool().map_or(Ok(()), |pool| pool.trim().map(drop));
+        Ok(first.and(trimmed)?)
     });
 }
 

@@ -3,12 +3,11 @@
 use super::communicator::Communicator;
 use super::rank::Rank;
 use crate::debug_log::{defer_events, deferred_event};
-use crate::device::Device;
 use crate::driver::{DeviceRange, is_forked_child, not_forked};
 use crate::error::Result;
 use crate::inside::StreamInside;
 use crate::layout::DeviceLayout;
-use crate::resource::asleep::KeptAwake;
+use crate::resource::asleep::{KeptAwake, require_awake};
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
@@ -70,7 +69,7 @@ struct Registered {
     bytes: usize,
     registrations: Registrations,
     /// NCCL knows the memory that is there now.
-    _awake: KeptAwake,
+    awake: KeptAwake,
 }
 
 /// The handles of a block, each of a rank, which may have ended since.
@@ -161,7 +160,7 @@ impl Table {
 
     /// Adds a new block, registered with all ranks that have not ended. Returns the ranks that refuse
     /// it, and the ranks that have ended, to be dropped without the lock.
-    fn add(&mut self, device: &Device, block: &DeviceBlock) -> (Vec<Failure>, Vec<Arc<Rank>>) {
+    fn add(&mut self, block: &DeviceBlock, awake: KeptAwake) -> (Vec<Failure>, Vec<Arc<Rank>>) {
         let (address, bytes) = (block.address(), block.bytes());
         let (mut registrations, mut failures) = (Vec::new(), Vec::new());
         let mut register = |rank: &mut Arc<Rank>| {
@@ -176,8 +175,7 @@ impl Table {
             false
         };
         let ended = self.ranks.extract_if(.., |rank| register(rank)).collect();
-        let awake = KeptAwake::new(device, address, bytes, "is registered with NCCL");
-        self.blocks.insert(address, Registered { bytes, registrations, _awake: awake });
+        self.blocks.insert(address, Registered { bytes, registrations, awake });
         (failures, ended)
     }
 }
@@ -205,8 +203,16 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
         if block.is_empty() || is_forked_child() {
             return Ok(block);
         }
+        let why = "is registered with NCCL";
+        let awake = KeptAwake::new(self.device(), block.address(), block.bytes(), why);
+        // After that: a pool that falls asleep sees it, or is seen.
+        if let Err(error) = require_awake(block.address()) {
+            // SAFETY: allocated above, and not used.
+            unsafe { self.state.upstream.deallocate(stream, block) };
+            return Err(error);
+        }
         let held = defer_events();
-        let (failures, _ended) = self.state.table.lock().add(self.device(), &block);
+        let (failures, _ended) = self.state.table.lock().add(&block, awake);
         drop(held);
         for (rank, error) in failures {
             // Deferred: a pool above may have its locks. The next call on the rank finds out what is fatal.
@@ -223,7 +229,8 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
             return unsafe { state.upstream.deallocate(stream, block) };
         }
         let registered = state.table.lock().blocks.remove(&block.address());
-        let registrations = registered.map(|block| block.registrations).unwrap_or_default();
+        let (registrations, awake) =
+            registered.map(|block| (block.registrations, Some(block.awake))).unwrap_or_default();
         if registrations.is_empty() {
             // SAFETY: as above.
             return unsafe { state.upstream.deallocate(stream, block) };
@@ -231,8 +238,12 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
         if stream.is_capturing().unwrap_or(false) {
             // Before the upstream's own free, which waits as long.
             stream.free_block_later(move |passed| match passed {
-                Ok(()) => deregister(registrations),
+                Ok(()) => {
+                    deregister(registrations);
+                    drop(awake);
+                }
                 Err(error) => {
+                    std::mem::forget(awake);
                     let error = error.to_string();
                     deferred_event!(error, %error, "memory stays registered: a communicator may use it");
                 }
@@ -244,6 +255,7 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
                 let _ = rank.drain();
             }
             if let Err(error) = stream.synchronize_uncaptured() {
+                std::mem::forget(awake);
                 let (bytes, error) = (block.bytes(), error.to_string());
                 deferred_event!(error, bytes, %error, "leaked device memory: a communicator may use it");
                 return;

@@ -84,6 +84,7 @@ impl<U: Upstream> Pool<U> {
         // INV-2: who came before has done what it does.
         drop(self.in_transit.write());
         self.close_and_poll_all(None);
+        self.unmap_vacated_if(mapped, |_| true);
         self.release_and_merge(mapped, 0);
         self.mapped_places()
     }
@@ -102,7 +103,7 @@ impl<U: Upstream> Pool<U> {
             // What was freed by several streams is one free block then.
             self.close_and_poll_all(None);
             self.merge_ready();
-            self.forget_free_places(mapped);
+            self.forget_free_places(mapped, &sleeps);
         }
         let mut places = self.mapped_places();
         places.retain(|place| sleeps(place.address));
@@ -135,7 +136,7 @@ impl<U: Upstream> Pool<U> {
     }
 
     /// Handles that no block in use lies in have gone when the pool fell asleep, or are not mapped again.
-    fn forget_free_places(&self, mapped: Mapped<'_, U>) {
+    fn forget_free_places(&self, mapped: Mapped<'_, U>, sleeps: &impl Fn(u64) -> bool) {
         let mut free = Vec::new();
         self.each_heap(|source| {
             let heap = source.heap();
@@ -144,6 +145,13 @@ impl<U: Upstream> Pool<U> {
         });
         for (block, source) in free {
             for piece in self.take_handles(source, block, &mut block.bytes.clone(), Last::Fits) {
+                if !sleeps(piece.address) {
+                    // Mapped still, as a sleep in part has left it.
+                    if let Some(slot) = self.slot(source) {
+                        self.add(slot, &mut slot.heap(), block.tag, piece);
+                    }
+                    continue;
+                }
                 let removed = {
                     let mut blocks = self.upstream_blocks.lock();
                     blocks.remove_reserved(piece.upstream_block, piece.address)

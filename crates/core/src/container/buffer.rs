@@ -205,12 +205,19 @@ impl Buffer {
     pub(super) fn memory_use(&self, range: Range<usize>, writes: bool) -> MemoryUse<'_> {
         let resource = &**self.resource.get();
         let address = self.address();
-        MemoryUse { home: &self.home, address, uses: &self.uses, resource, range, writes }
+        let (home, uses) = (&self.home, &self.uses);
+        MemoryUse { home, address, uses, resource, range, writes, touches: true }
     }
 
     /// Makes home wait for all uses elsewhere.
     fn make_home_wait_for_uses(&self) -> Result<StreamCall<'_>> {
         self.memory_use(0..usize::MAX, true).order_on(&self.home, CapturePolicy::Join)
+    }
+
+    /// As [`make_home_wait_for_uses`](Self::make_home_wait_for_uses), for a free, which touches no memory: that may sleep.
+    fn make_home_wait_to_free(&self) -> Result<StreamCall<'_>> {
+        let all = MemoryUse { touches: false, ..self.memory_use(0..usize::MAX, true) };
+        all.order_on(&self.home, CapturePolicy::Join)
     }
 
     /// Moves home to `stream`, which is ordered after all use so far.
@@ -292,7 +299,7 @@ impl Drop for Buffer {
         }
         let waited = match self.uses.is_empty() {
             true => Ok(()),
-            false => self.make_home_wait_for_uses().map(drop),
+            false => self.make_home_wait_to_free().map(drop),
         };
         match waited {
             // SAFETY: the block is this resource's; home is ordered after every use: those at home

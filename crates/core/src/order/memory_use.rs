@@ -34,6 +34,8 @@ pub struct MemoryUse<'a> {
     pub resource: &'a dyn DeviceResource,
     pub range: Range<usize>,
     pub writes: bool,
+    /// Whether it is work on the memory, and no mere wait for it.
+    pub touches: bool,
 }
 
 impl MemoryUse<'_> {
@@ -101,7 +103,7 @@ impl MemoryUse<'_> {
     #[inline]
     #[doc(hidden)]
     pub fn require_awake(&self) -> Result<()> {
-        asleep::require_awake(self.address)
+        if self.touches { asleep::require_awake(self.address) } else { Ok(()) }
     }
 
     /// Like [`order_on`](Self::order_on), in a call that was begun.

@@ -58,14 +58,18 @@ fn left_of(root: &Path, groups: &str) -> Option<u64> {
     left
 }
 
-/// What one group leaves. Pages of files go when others are needed. `prefix` is that of their counters.
+/// What one group leaves. Pages of files, and the kernel's own of them, go when others are needed. `prefix` is that of
+/// their counters.
 fn left_of_group(group: &Path, [limit, usage, prefix]: [&str; 3]) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let (limit, usage) = (number(limit)?, number(usage)?);
     let statistics = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
     let of_files = statistics.lines().filter_map(|line| {
         let (name, value) = line.split_once(' ')?;
-        let is_of_files = matches!(name.strip_prefix(prefix)?, "inactive_file" | "active_file");
+        let is_of_files = matches!(
+            name.strip_prefix(prefix)?,
+            "inactive_file" | "active_file" | "slab_reclaimable"
+        );
         is_of_files.then(|| value.trim().parse::<u64>().ok())?
     });
     let files = of_files.fold(0, u64::saturating_add);

@@ -416,8 +416,12 @@ impl PoolCore {
         // A memory manager's finalizer may use the pool.
         drop(transit);
         for (base, bytes) in slabs {
-            // SAFETY: INV-PINNED-5, for all blocks of the slab; it has left the address map.
-            unsafe { self.source().free_to_driver(base, bytes) }
+            match self.is_closed() {
+                // A free of a closed pool has no fence of its own.
+                true => self.source().quarantine(base, bytes),
+                // SAFETY: INV-PINNED-5, for all blocks of the slab; it has left the address map.
+                false => unsafe { self.source().free_to_driver(base, bytes) },
+            }
         }
         self.upstream_full.store(false, Ordering::Relaxed);
         bytes

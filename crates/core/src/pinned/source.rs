@@ -184,7 +184,10 @@ impl HostSource {
     /// driver's or this crate's. Memory of a simulated device is not touched by being allocated.
     #[cfg(target_os = "linux")]
     fn within_limit(&self, bytes: usize) -> Result<()> {
+        // To read it costs little beside the touching of so much, and small blocks say nothing of a limit.
+        let is_large = bytes >= huge_pages::LEAST;
         let is_touched = self.device.kind() != BackendKind::Simulated || self.touches(bytes);
+        let is_touched = is_large && is_touched;
         if let Some(left) = is_touched.then(memory_limit::left).flatten()
             && left < bytes as u64
         {

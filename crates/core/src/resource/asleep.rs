@@ -4,7 +4,7 @@
 //! So a use either finds the list, or has given the device its work by the time that the pool waits for the device.
 
 use crate::device::Device;
-use crate::driver::{BackendKind, DeviceRange};
+use crate::driver::{BackendKind, DeviceRange, is_forked_child};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
 use std::time::Instant;
@@ -100,6 +100,10 @@ impl KeptAwake {
 
 impl Drop for KeptAwake {
     fn drop(&mut self) {
+        // The lock may be one that a thread of the parent had.
+        if is_forked_child() {
+            return;
+        }
         let mut kept = KEPT.lock();
         let is_this =
             |it: &Kept| !it.is_export && (it.device, it.address) == (self.device, self.address);

@@ -191,10 +191,18 @@ fn allocate_file(file: &File, bytes: usize) -> io::Result<()> {
     }
     let length = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
     // SAFETY: an open file.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
+    let allocate = || unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) };
+    let error = loop {
+        if allocate() == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        // A signal came meanwhile.
+        if error.kind() != io::ErrorKind::Interrupted {
+            break error;
+        }
+    };
+    match error {
         // A file system that cannot: a write finds out.
         error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => file.set_len(bytes as u64),
         error => Err(error),

@@ -303,14 +303,23 @@ impl ResourceStack {
         }
     }
 
-    /// The pool that sleeps: the outermost one that maps its memory, or else the outermost one, whose error tells.
+    /// The pool that sleeps: the one layer that keeps memory.
     fn sleeping_pool(&self) -> Result<&PoolResource<AnyResource>> {
-        let mapping = self.find(|layer| match layer {
-            Built::Pool(pool) if pool.maps_handles() => Some(pool),
+        let keeps = |layer: &&Built| {
+            matches!(
+                layer,
+                Built::Pool(_) | Built::FixedSize(_) | Built::Binning(_) | Built::Arena(_)
+            )
+        };
+        let mut keeping = self.inside.layers.iter().filter(keeps);
+        // What keeps memory above another one would go on to hand out what sleeps.
+        let pool = match (keeping.next(), keeping.next()) {
+            (Some(Built::Pool(pool)), None) => Some(pool),
             _ => None,
-        });
-        mapping.or_else(|| self.pool()).ok_or_else(|| {
-            let what = "a stack without a pool was to sleep or to wake";
+        };
+        pool.ok_or_else(|| {
+            let what =
+                "a stack was to sleep or to wake that has not one pool alone which keeps memory";
             Error::new(ErrorKind::Unsupported, what).with_advice("use the stack pool(virtual)")
         })
     }
@@ -320,7 +329,7 @@ impl ResourceStack {
     ///
     /// # Errors
     ///
-    /// Those of [`PoolResource::sleep`], and [`ErrorKind::Unsupported`] without a pool.
+    /// Those of [`PoolResource::sleep`], and [`ErrorKind::Unsupported`] where not one `pool` alone keeps memory.
     ///
     /// # Safety
     ///
@@ -335,7 +344,7 @@ impl ResourceStack {
     ///
     /// # Errors
     ///
-    /// Those of [`PoolResource::wake`], and [`ErrorKind::Unsupported`] without a pool.
+    /// Those of [`PoolResource::wake`], and [`ErrorKind::Unsupported`] as for [`sleep`](Self::sleep).
     #[track_caller]
     pub fn wake(&self) -> Result<Woken> {
         self.sleeping_pool()?.wake()

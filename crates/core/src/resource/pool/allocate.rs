@@ -73,13 +73,14 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
                 Ok(block) => break block,
                 Err(failure) => failure,
             };
-            let waker =
-                matches!(failure, Failure::Asleep).then(|| self.pool.upstream().sleep.waker());
-            if let Some(waker) = waker.flatten() {
-                // Another thread may wake it meanwhile.
-                match waker() {
-                    Err(error) if self.is_asleep() => return Err(error),
-                    _ => continue,
+            if matches!(failure, Failure::Asleep) {
+                let woken = self.pool.upstream().sleep.waker().map(|waker| waker());
+                // It, or another thread, has woken it by now.
+                if !self.is_asleep() {
+                    continue;
+                }
+                if let Some(Err(error)) = woken {
+                    return Err(error);
                 }
             }
             let asked = match failure {

@@ -59,7 +59,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let Some(memory) = &self.pool.upstream().memory else { return Err(self.has_blocks()) };
         deferred::collect_all();
         let mut change = self.pool.upstream().sleep.change();
-        let falling = FallingAsleep::begin(self, change.asleep.is_some())?;
+        let waker = waker.map(|wake| self.waker(wake));
+        let falling = FallingAsleep::begin(self, change.asleep.is_some(), waker)?;
         let places = self.pool.places();
         let groups = groups(&places);
         let mut contents = copy_out(&groups)?;
@@ -93,8 +94,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         falling.keep();
         let contents = Box::new(contents);
         change.asleep = Some(Asleep { places: unmapped, contents });
-        let waker = waker.map(|wake| self.waker(wake));
-        self.pool.upstream().sleep.set(bytes, waker);
+        self.pool.upstream().sleep.set_bytes(bytes);
         if let Err(error) = result {
             drop(change);
             // What is mapped still is as it was, and the rest comes back.
@@ -121,23 +121,33 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let Some(contents) = asleep.contents.downcast_mut::<C>() else {
             return Err(not_asleep(self));
         };
-        let mut anew = MappedAnew { pool: self, memory, made: Vec::new(), mapped: 0 };
+        let mut anew =
+            MappedAnew { pool: self, memory, made: Vec::new(), mapped: 0, is_in_use: false };
         anew.create(&places)?;
         contents.begin_in()?;
-        for group in groups(&places) {
-            anew.map_next(group.len())?;
-            contents.copy_in(group)?;
+        let mut fill = || {
+            groups(&places).into_iter().try_for_each(|group| {
+                anew.map_next(group.len())?;
+                contents.copy_in(group)
+            })
+        };
+        let filled = fill();
+        // Also behind an error: what is copied to may be unmapped then.
+        let waited = contents.wait_in();
+        if waited.is_err() {
+            anew.is_in_use = true;
         }
-        contents.wait_in()?;
+        filled.and(waited)?;
         let Some(Asleep { contents, .. }) = change.asleep.take() else {
             return Err(not_asleep(self));
         };
         for (place, handle) in places.iter().zip(anew.keep()) {
             self.pool.set_handle(place, handle);
         }
-        self.pool.upstream().sleep.set(0, None);
-        self.pool.end_sleep();
+        // Off the list first: what is allocated may be used.
         asleep::unlist(self.pool.id());
+        self.pool.end_sleep();
+        self.pool.upstream().sleep.set(0, None);
         contents.downcast::<C>().map(|contents| *contents).map_err(|_| not_asleep(self))
     }
 
@@ -198,7 +208,7 @@ struct FallingAsleep<'a, U: DeviceResource + 'static> {
 
 impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
     /// Has nothing use the pool's memory from now on, and waits until nothing does.
-    fn begin(pool: &'a PoolResource<U>, sleeps: bool) -> Result<Self> {
+    fn begin(pool: &'a PoolResource<U>, sleeps: bool, waker: Option<Waker>) -> Result<Self> {
         let device = pool.device();
         if sleeps {
             let error = asleep::error_of(device, pool.pool.id());
@@ -209,6 +219,7 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
             failure => pool.explain(failure, super::Asked::Trim),
         })?;
         let falling = Self { pool, stays: true };
+        pool.pool.upstream().sleep.set(0, waker);
         let ranges = pool.pool.reservations();
         asleep::list(device, pool.pool.id(), ranges.clone());
         for device in device.sharing_host_memory() {
@@ -236,8 +247,9 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
 impl<U: DeviceResource + 'static> Drop for FallingAsleep<'_, U> {
     fn drop(&mut self) {
         if self.stays {
-            self.pool.pool.end_sleep();
             asleep::unlist(self.pool.pool.id());
+            self.pool.pool.end_sleep();
+            self.pool.pool.upstream().sleep.set(0, None);
         }
     }
 }
@@ -256,6 +268,8 @@ struct MappedAnew<'a, U: DeviceResource + 'static> {
     made: Vec<(u64, u64, u64)>,
     /// How many of these are mapped.
     mapped: usize,
+    /// Copies to it may be under way for good, as the device is lost: it stays as it is.
+    is_in_use: bool,
 }
 
 impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
@@ -306,11 +320,9 @@ impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
 impl<U: DeviceResource + 'static> Drop for MappedAnew<'_, U> {
     fn drop(&mut self) {
         let made = std::mem::take(&mut self.made);
-        if made.is_empty() {
+        if self.is_in_use {
             return;
         }
-        // Copies to it may be under way.
-        let _ = self.pool.device().synchronize_without_drops();
         for (number, (address, bytes, handle)) in made.into_iter().enumerate() {
             let range = range(address, bytes);
             // SAFETY: mapped for the sleep alone, and the device is past all work.

@@ -61,9 +61,14 @@ impl Sleep {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Notes what the device has back.
+    pub(super) fn set_bytes(&self, bytes: u64) {
+        self.bytes.store(bytes as usize, Ordering::Relaxed);
+    }
+
     /// Notes what the device has back, and what wakes the pool.
     pub(super) fn set(&self, bytes: u64, waker: Option<Waker>) {
-        self.bytes.store(bytes as usize, Ordering::Relaxed);
+        self.set_bytes(bytes);
         let before = std::mem::replace(&mut *self.waker.lock(), waker);
         // Not under the lock.
         drop(before);
@@ -71,12 +76,9 @@ impl Sleep {
 
     /// The addresses at which nothing is mapped of a pool that ends. It is not asleep any more.
     pub(super) fn end(&self, pool: u64) -> HashSet<u64> {
-        let ended = self.change().asleep.take();
-        let places = ended.map(|asleep| asleep.places).unwrap_or_default();
-        if !places.is_empty() {
-            asleep::unlist(pool);
-        }
-        places
+        let Some(ended) = self.change().asleep.take() else { return HashSet::new() };
+        asleep::unlist(pool);
+        ended.places
     }
 }
 

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::error::catch_panic;
 use crate::inside::{DeviceInside, StreamInside};
 use crate::layout::DeviceLayout;
+use crate::resource::asleep::require_awake;
 use crate::resource::impls::{adaptor, debug_struct, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
@@ -219,7 +220,8 @@ impl<U: DeviceResource> CheckedState<U> {
         let Some(byte) = self.rules.poison else { return };
         // An unknown state counts as a capture: a missing fill does less harm than a spoiled graph.
         let Ok(entered) = stream.begin_nested_call() else { return };
-        if entered.is_capturing().unwrap_or(true) {
+        // A block of a pool that sleeps has no memory to fill.
+        if entered.is_capturing().unwrap_or(true) || require_awake(block.address()).is_err() {
             return;
         }
         let (target, word, count) = (block.address(), FillWord::U8(byte), block.bytes());
