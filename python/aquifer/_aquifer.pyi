@@ -30,6 +30,9 @@ __all__ = [
     "numpy_data_handler",
     "numpy_page_locked_blocks",
     "numpy_set_handler",
+    "pinned_set_limits",
+    "pinned_statistics",
+    "pinned_trim",
     "set_per_device_resource",
     "simulate",
 ]
