@@ -163,6 +163,12 @@ impl Driver {
         self.release(handle);
     }
 
+    /// The pool sleeps: the device has all of its memory.
+    pub fn expect_nothing_mapped(&self) {
+        let mapped = self.state().memory.mappings.len();
+        assert_eq!(mapped, 0, "handles that are mapped in a pool that sleeps");
+    }
+
     /// Maps a new handle where one was put aside. Returns it.
     pub fn bring_back(&self, address: u64, bytes: usize) -> u64 {
         let handle = self.create(bytes).expect("as many bytes as went back");

@@ -363,6 +363,7 @@ impl Fixture {
         for place in &places {
             self.driver.put_aside(place.address, place.bytes as usize, place.handle);
         }
+        self.driver.expect_nothing_mapped();
         places = pool.places_to_wake(|address| places.iter().any(|it| it.address == address));
         for place in &places {
             let handle = self.driver.bring_back(place.address, place.bytes as usize);

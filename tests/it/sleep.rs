@@ -110,6 +110,7 @@ fn every_safe_use_is_an_error_while_it_sleeps_and_vectors_may_be_dropped() {
         vec.push(3).unwrap_err(),
         vec.reserve(10_000_000).unwrap_err(),
         vec.set_stream(&other).unwrap_err(),
+        vec.on(&other).map(drop).unwrap_err(),
         vec.try_clone().unwrap_err(),
         DeviceVec::<u8>::zeroed_in(&stream, 10, pool.clone()).unwrap_err(),
         DeviceVec::<u8>::zeroed_in(&other, 10 * MIB, pool.clone()).unwrap_err(),
