@@ -281,8 +281,7 @@ impl<'a> Request<'a> {
             wait_for_room()?;
         };
         // Inside of all gates again: a pool may have fallen asleep between.
-        let memory = requests.iter().flat_map(Self::memory);
-        memory.into_iter().try_for_each(MemoryUse::require_awake)?;
+        requests.iter().flat_map(Self::memory).try_for_each(MemoryUse::require_awake)?;
         let mut works = Vec::with_capacity(requests.len());
         for Request { communicator, work, .. } in requests {
             let rank = &communicator.rank;

@@ -6,7 +6,7 @@
 //! | state | `asleep` | allocations | frees | trims, growth, captures | handles |
 //! | --- | --- | --- | --- | --- | --- |
 //! | awake | no | served | as ever | as ever | mapped |
-//! | falling asleep | yes | [`Failure::Asleep`] | into the heaps, past magazines | nothing, `Failure::Asleep` | mapped, and in nobody's hand after `places` |
+//! | falling asleep | yes | [`Failure::Asleep`] | into the heaps, past magazines | nothing, `Failure::Asleep` | mapped; after `places` no thread moves or releases one |
 //! | asleep | yes | the same | the same | the same | gone: each place has the number of a former one |
 //! | waking | yes | the same | the same | the same | made and mapped, place by place |
 //!

@@ -116,9 +116,16 @@ impl Drop for KeptAwake {
 /// Notes that another process has the memory that is mapped to a range. Its pool does not sleep until that is unmapped: the
 /// device would not get it back, and the two would no longer share it.
 pub fn note_export(device: &Device, range: DeviceRange) {
-    let (device, bytes) = (device.key(), range.bytes as u64);
+    let (device, address, bytes) = (device.key(), range.address, range.bytes as u64);
     let why = "was sent to another process";
-    KEPT.lock().push(Kept { device, address: range.address, bytes, why, is_export: true });
+    let mut kept = KEPT.lock();
+    let is_this =
+        |it: &Kept| it.is_export && (it.device, it.address, it.bytes) == (device, address, bytes);
+    // One entry, however often it is sent.
+    if kept.iter().any(is_this) {
+        return;
+    }
+    kept.push(Kept { device, address, bytes, why, is_export: true });
     // Relaxed: it is read by who unmaps the memory, after this.
     EXPORTS.fetch_add(1, Ordering::Relaxed);
 }

@@ -13,20 +13,6 @@ use crate::pool::MapFailure;
 use crate::sync::Arc;
 use std::fmt::Display;
 
-/// Ranges in order, with those that adjoin as one.
-fn adjoining(ranges: impl Iterator<Item = DeviceRange>) -> Vec<DeviceRange> {
-    let mut all: Vec<DeviceRange> = Vec::new();
-    for range in ranges {
-        match all.last_mut() {
-            Some(last) if last.address + last.bytes as u64 == range.address => {
-                last.bytes += range.bytes;
-            }
-            _ => all.push(range),
-        }
-    }
-    all
-}
-
 /// A device that has virtual memory management.
 #[derive(Clone, Debug)]
 pub struct VirtualMemory {
@@ -188,7 +174,7 @@ impl VirtualMemory {
     ///
     /// # Safety
     ///
-    /// As [`map`](Self::map), for each; ranges that adjoin are of one reservation, or have another one between them.
+    /// As [`map`](Self::map), for each. All of them are of one reservation.
     pub(super) unsafe fn map_all(
         &self,
         ranges: &[(DeviceRange, RawHandle)],
@@ -215,7 +201,7 @@ impl VirtualMemory {
     ///
     /// # Safety
     ///
-    /// As [`unmap`](Self::unmap), for each; as [`map_all`](Self::map_all).
+    /// As [`unmap`](Self::unmap), for each. All of them are of one reservation.
     pub(super) unsafe fn unmap_all(
         &self,
         ranges: &[DeviceRange],
@@ -255,4 +241,18 @@ impl VirtualMemory {
     pub(super) fn has_peer_access(&self, peer: &Device) -> bool {
         *peer == self.device || !is_forked_child() && self.peers.has(peer)
     }
+}
+
+/// Ranges in order, with those that adjoin as one.
+fn adjoining(ranges: impl Iterator<Item = DeviceRange>) -> Vec<DeviceRange> {
+    let mut all: Vec<DeviceRange> = Vec::new();
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if last.address + last.bytes as u64 == range.address => {
+                last.bytes += range.bytes;
+            }
+            _ => all.push(range),
+        }
+    }
+    all
 }

@@ -80,9 +80,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// In each case the pool stays awake, and nothing is lost.
+    /// In each case the pool stays awake, or wakes again, and its contents stay. A buffer that was given is dropped.
     ///
-    /// - [`ErrorKind::Asleep`](crate::ErrorKind::Asleep) if it sleeps already.
+    /// - [`ErrorKind::Asleep`](crate::ErrorKind::Asleep) if it sleeps already, and in a callback of its own sleep or waking.
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it takes blocks.
     /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a stream is in capture.
     /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) while memory of it is exported or registered
@@ -117,6 +117,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has too little memory. The error says how
     ///   much is missing.
     /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the pool does not sleep.
+    /// - [`ErrorKind::Asleep`](crate::ErrorKind::Asleep) in a callback of its own sleep or waking.
     /// - [`ErrorKind::Io`](crate::ErrorKind::Io) if a file cannot be read, [`ErrorKind::Forked`](crate::ErrorKind::Forked)
     ///   in the child of a fork, and the errors of the driver.
     #[track_caller]

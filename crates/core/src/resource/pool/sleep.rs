@@ -1,7 +1,7 @@
 //! How a pool falls asleep and wakes, around the copies of what it holds.
 
 use super::PoolResource;
-use super::sleeping::{Asleep, Waker};
+use super::sleeping::{Asleep, Change, Waker};
 use crate::driver::{DeviceRange, RawHandle, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -58,7 +58,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         not_forked("a pool")?;
         let Some(memory) = &self.pool.upstream().memory else { return Err(self.has_blocks()) };
         deferred::collect_all();
-        let mut change = self.pool.upstream().sleep.change();
+        let mut change = self.begin_change()?;
         let waker = waker.map(|wake| self.waker(wake));
         let falling = FallingAsleep::begin(self, change.asleep.is_some(), waker)?;
         let places = self.pool.places();
@@ -112,7 +112,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// sleeps as before.
     pub(crate) fn bring_back<C: Contents>(&self) -> Result<C> {
         not_forked("a pool")?;
-        let mut change = self.pool.upstream().sleep.change();
+        let mut change = self.begin_change()?;
         let memory = self.pool.upstream().memory.as_ref();
         let (Some(asleep), Some(memory)) = (change.asleep.as_mut(), memory) else {
             return Err(not_asleep(self));
@@ -149,6 +149,16 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         self.pool.end_sleep();
         self.pool.upstream().sleep.set(0, None);
         contents.downcast::<C>().map(|contents| *contents).map_err(|_| not_asleep(self))
+    }
+
+    fn begin_change(&self) -> Result<Change<'_>> {
+        self.pool.upstream().sleep.change().ok_or_else(|| {
+            let message = format!(
+                "a pool on {} was to sleep or to wake in a callback of its own sleep or waking",
+                self.device()
+            );
+            Error::new(ErrorKind::Asleep, message).with_advice("do that when the call has returned")
+        })
     }
 
     /// A function that wakes the pool, if it is there still.

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::resource::asleep;
+use crate::sync::thread_id;
 use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
 use crate::sync::{Arc, Condvar, WaitMutex};
 use std::any::Any;
@@ -27,8 +28,8 @@ enum State {
     #[default]
     Awake,
     Asleep(Asleep),
-    /// A thread changes it, and has what it was.
-    Changing,
+    /// The thread of this number changes it, and has what it was.
+    Changing(u64),
 }
 
 /// The right to change whether a pool sleeps. Its drop says how it is then.
@@ -38,15 +39,20 @@ pub(super) struct Change<'a> {
 }
 
 impl Sleep {
-    /// Waits for a thread that changes it.
-    pub(super) fn change(&self) -> Change<'_> {
+    /// Waits for a thread that changes it. `None` in a callback on that thread.
+    pub(super) fn change(&self) -> Option<Change<'_>> {
+        let this = thread_id::assign();
         let mut state = self.state.lock();
         loop {
-            match std::mem::replace(&mut *state, State::Changing) {
-                State::Awake => return Change { sleep: self, asleep: None },
-                State::Asleep(asleep) => return Change { sleep: self, asleep: Some(asleep) },
-                State::Changing => state = self.changed.wait(state),
+            match &*state {
+                State::Changing(thread) if *thread == this => return None,
+                State::Changing(_) => state = self.changed.wait(state),
+                State::Awake | State::Asleep(_) => break,
             }
+        }
+        match std::mem::replace(&mut *state, State::Changing(this)) {
+            State::Asleep(asleep) => Some(Change { sleep: self, asleep: Some(asleep) }),
+            _ => Some(Change { sleep: self, asleep: None }),
         }
     }
 
@@ -76,7 +82,8 @@ impl Sleep {
 
     /// The addresses at which nothing is mapped of a pool that ends. It is not asleep any more.
     pub(super) fn end(&self, pool: u64) -> HashSet<u64> {
-        let Some(ended) = self.change().asleep.take() else { return HashSet::new() };
+        let ended = self.change().and_then(|mut change| change.asleep.take());
+        let Some(ended) = ended else { return HashSet::new() };
         asleep::unlist(pool);
         ended.places
     }
