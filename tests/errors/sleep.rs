@@ -4,9 +4,12 @@ use crate::support::simulated;
 use crate::table::Table;
 use aquifer::ipc::IpcExport;
 use aquifer::mr::{CudaResource, Keep, SleepReport, StackText, VirtualResource};
+use aquifer::pinned::HostBuffer;
 use aquifer::sim::SimConfig;
-use aquifer::{Device, DeviceVec, PoolResource, Result, Stream};
+use aquifer::{Device, DeviceVec, Error, PoolResource, Result, Stream};
 use std::os::unix::net::UnixStream;
+use std::ptr::NonNull;
+use std::sync::mpsc::{Sender, channel};
 
 type Pool = PoolResource<VirtualResource>;
 
@@ -22,12 +25,29 @@ fn filled(device: &Device) -> (Stream, Pool, DeviceVec<u8>) {
     (stream, pool, vec)
 }
 
+/// A buffer of no bytes, which wakes the pool when its address is asked for.
+struct Waking(Pool, Sender<Error>);
+
+// SAFETY: no bytes.
+unsafe impl HostBuffer for Waking {
+    type Item = u8;
+
+    fn parts(&mut self) -> (NonNull<u8>, usize) {
+        self.1.send(self.0.wake().unwrap_err()).unwrap();
+        (NonNull::dangling(), 0)
+    }
+}
+
 pub(crate) fn rows(table: &mut Table) {
     let (device, simulator) = simulated(SimConfig::default());
     let (stream, pool, vec) = filled(&device);
     table.failed("a wake of what is awake", pool.wake());
     table.failed("a buffer of 100 bytes", sleep(&pool, Keep::Buffer(Box::new(vec![0_u8; 100]))));
     table.failed("a folder that is none", sleep(&pool, Keep::File("/proc/nowhere".into())));
+    let (told, errors) = channel();
+    let waking = Keep::Buffer(Box::new(Waking(pool.clone(), told)));
+    assert!(sleep(&pool, waking).is_err());
+    table.row("a wake inside of a sleep", errors.recv().unwrap());
     let in_capture = stream.capture(&pool, |_| sleep(&pool, Keep::Nothing).map(drop));
     table.failed("a sleep in a capture", in_capture.map(drop));
     simulator.fail_call("cuMemcpyDtoHAsync", 1, 999).unwrap();

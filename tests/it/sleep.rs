@@ -1,12 +1,15 @@
 //! Pools that sleep and wake: what comes back, and what is refused meanwhile.
 
+use crate::kernels::DOUBLE;
 use crate::support;
 use aquifer::mr::{
     CheckedAdaptor, CudaResource, Handles, Keep, SleepOptions, StackText, VirtualResource,
 };
 use aquifer::pinned::{HostBuffer, PinnedPool, PinnedResource};
 use aquifer::sim::SimConfig;
-use aquifer::{Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource, Stream};
+use aquifer::{
+    Device, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, LaunchConfig, PoolResource, Stream,
+};
 use std::sync::Arc;
 
 mod failures;
@@ -139,6 +142,31 @@ fn every_safe_use_is_an_error_while_it_sleeps_and_vectors_may_be_dropped() {
     awake.copy_from(&vec).unwrap();
     kept.fill(5).unwrap();
     assert_eq!(kept.get(999_999).unwrap(), 5);
+}
+
+/// Between the order of an argument and the launch.
+#[test]
+fn a_launch_that_was_begun_before_the_sleep_is_refused() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    let mut vec = numbers(&stream, &pool, 1000, 4);
+    let read = numbers(&stream, &pool, 1000, 4);
+    for is_read in [false, true] {
+        let launch = stream.launch(&DOUBLE);
+        let launch = match is_read {
+            true => launch.input(&read).unwrap(),
+            false => launch.in_out(&mut vec).unwrap(),
+        };
+        let launch = launch.scalar(1000_u32).unwrap();
+        // SAFETY: this test has no other pointers.
+        unsafe { asleep(&pool, Keep::PageLocked) };
+        // SAFETY: it is refused.
+        let error = unsafe { launch.launch(LaunchConfig::for_elements(1000)) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Asleep, "{error}");
+        pool.wake().unwrap();
+    }
+    assert_numbers(&vec, 4);
 }
 
 #[test]
@@ -380,14 +408,19 @@ fn memory_that_was_sent_keeps_its_pool_awake() {
 
     let (device, _) = support::simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
-    let pool = pool(&device);
+    let (other, pool) = (pool(&device), pool(&device));
+    let of_other = numbers(&stream, &other, 1_000_000, 4);
     let vec = numbers(&stream, &pool, 1_000_000, 4);
     let (here, _there) = UnixStream::pair().unwrap();
-    vec.send_to(&here).unwrap();
-    // SAFETY: this test has no other pointers.
-    let error = unsafe { pool.sleep(Keep::PageLocked) }.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().contains("was sent to another process"), "{error}");
+    for vec in [&of_other, &vec, &vec] {
+        vec.send_to(&here).unwrap();
+    }
+    for pool in [&other, &pool] {
+        // SAFETY: this test has no other pointers.
+        let error = unsafe { pool.sleep(Keep::PageLocked) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains("was sent to another process"), "{error}");
+    }
     assert_numbers(&vec, 4);
     drop(vec);
     pool.wait_and_trim(0).unwrap();

@@ -241,7 +241,7 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
         ensure!(
             kept.is_none(),
             InvalidArgument,
-            "end that first",
+            "drop that memory and trim the pool first",
             "a pool on {device} cannot sleep: its memory {}",
             kept.unwrap_or_default()
         );
