@@ -356,6 +356,29 @@ fn an_empty_pool_that_ends_asleep_is_off_the_list() {
     assert_eq!(vec.get(7).unwrap(), 0);
 }
 
+/// A block has memory whose former addresses still map it.
+#[test]
+fn memory_that_has_just_moved_goes_with_all_its_addresses() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let options = PoolResource::builder(VirtualResource::new(&device).unwrap());
+    let pool = options.maximum_size(32 * MIB).build().unwrap();
+    let vecs: Vec<_> = (0..8).map(|first| numbers(&stream, &pool, MIB as u32, first)).collect();
+    device.synchronize().unwrap();
+    simulator.stall(&stream).unwrap();
+    let kept: Vec<_> = vecs.into_iter().step_by(2).collect();
+    let moved = DeviceVec::<u8>::zeroed_in(&stream, 16 * MIB, pool.clone()).unwrap();
+    assert!(simulator.call_count("cuMemUnmap") == 0 && simulator.call_count("cuMemMap") > 8);
+    simulator.resume(&stream).unwrap();
+    // SAFETY: this test has no other pointers.
+    assert_eq!(unsafe { asleep(&pool, Keep::PageLocked) }, 32 * MIB);
+    let info = device.memory_info().unwrap();
+    assert_eq!((info.free, simulator.live_bytes()), (info.total, 0));
+    pool.wake().unwrap();
+    kept.iter().zip([0, 2, 4, 6]).for_each(|(vec, first)| assert_numbers(vec, first));
+    assert!(moved.to_vec().unwrap().iter().all(|byte| *byte == 0));
+}
+
 /// What keeps memory above would hand it out.
 #[test]
 fn a_stack_with_two_that_keep_memory_does_not_sleep() {

@@ -162,11 +162,7 @@ impl<U: Upstream> Pool<U> {
         }
     }
 
-    pub(super) fn unmap_vacated_if(
-        &self,
-        mapped: Mapped<'_, U>,
-        is_over: impl Fn(&Vacated) -> bool,
-    ) {
+    fn unmap_vacated_if(&self, mapped: Mapped<'_, U>, is_over: impl Fn(&Vacated) -> bool) {
         let over: Vec<Vacated> = self.vacated.lock().extract_if(.., |one| is_over(one)).collect();
         for one in over {
             if self.unmap(mapped, one.slot, one.range) {

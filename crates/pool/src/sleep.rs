@@ -84,7 +84,6 @@ impl<U: Upstream> Pool<U> {
         // INV-2: who came before has done what it does.
         drop(self.in_transit.write());
         self.close_and_poll_all(None);
-        self.unmap_vacated_if(mapped, |_| true);
         self.release_and_merge(mapped, 0);
         self.mapped_places()
     }
