@@ -528,7 +528,7 @@ impl Fixture {
             self.driver.set_stream_capturing(stream, true);
             Ok(())
         };
-        let begun = self.pool().begin_capture(handle, PoolDriver::id(handle), begin);
+        let begun = self.pool().begin_capture(handle, PoolDriver::id(handle), None, begin);
         if begun.is_err() {
             gate.open();
         }

@@ -35,6 +35,7 @@ mod fresh_pages;
 #[path = "../../benches/family/generator.rs"]
 mod generator;
 mod given_resources;
+mod graph_pools;
 mod graphs;
 mod growth_in_place;
 mod guard_failures;

@@ -80,9 +80,9 @@ pub mod mr {
     pub use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
     pub use crate::resource::pool::SleepReport;
     pub use crate::resource::{
-        CudaResource, DeviceBlock, DeviceResource, Failure, Handles, HostAccessible, MissPolicy,
-        MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics, ResourceId,
-        VirtualResource, current_device_resource, default_device_pool,
+        CudaResource, DeviceBlock, DeviceResource, Failure, GraphPool, Handles, HostAccessible,
+        MissPolicy, MissStep, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
+        ResourceId, VirtualResource, current_device_resource, default_device_pool,
         reset_current_device_resource, set_current_device_resource, with_device_resource,
         with_device_resource_async,
     };

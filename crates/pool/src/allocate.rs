@@ -333,7 +333,7 @@ impl<U: Upstream> Pool<U> {
                 );
             });
         };
-        report(match self.defer_free_to_graph(slot, &block) {
+        report(match self.defer_free_to_graph(slot, stream, &block) {
             Some(noted) => noted,
             None => {
                 let freed = self.free_to_owner(slot, Cached { address, token });

@@ -2,13 +2,16 @@
 //! the graph is gone.
 //!
 //! A graph runs again with the addresses that it was recorded with. So a block that was allocated in
-//! the capture is the graph's even after its free; a block that is freed on the stream meanwhile may
-//! be in the graph, and is kept too. Both are free when the graph is gone and the stream waits for
-//! its launches.
+//! the capture stays in the heap of its graph pool after its free, for this capture and for those of
+//! graphs that never run beside this one. A block from elsewhere that is freed on the stream meanwhile
+//! may be in the graph, and is kept too. Both are free when the graphs are gone and the stream waits
+//! for their launches.
 
-use super::block::{Block, GRAPH_BIT};
+use super::block::{Block, GRAPH_BIT, UNIT_SHIFT};
 use super::core::Pool;
-use super::graphs::DroppedGraph;
+use super::graph_heap::GraphPoolId;
+use super::graphs::{DroppedGraph, FreedForGraph};
+use super::request::Request;
 use super::slot::{Slot, report};
 use super::upstream::{Failure, Upstream};
 use crate::debug_log::defer_events;
@@ -16,12 +19,43 @@ use crate::heap::{COMPLETE, NotLive};
 use crate::sync::trusted;
 
 impl<U: Upstream> Pool<U> {
-    /// Declares a capture on `stream`, which `begin` begins. Returns the graph's number. The gate of
-    /// the stream is closed to all other threads (INV-POOL-8).
+    /// A graph pool, in which captures may begin until [`close_graph_pool`](Self::close_graph_pool). Launches of its graphs
+    /// come one after the other: that is the caller's to see to.
+    pub fn open_graph_pool(&self) -> Result<u16, Failure<U::Error>> {
+        self.graphs.lock().open_pool(true).ok_or(Failure::Crowded)
+    }
+
+    /// No further capture begins in a graph pool. Its memory goes back when its graphs are gone.
+    pub fn close_graph_pool(&self, graph_pool: u16) {
+        self.graphs.lock().close_pool(graph_pool);
+    }
+
+    /// What a graph pool has taken from this pool, and what of it is free for captures, in bytes, and the graphs that have
+    /// memory of it.
+    pub fn graph_pool_use(&self, graph_pool: u16) -> (usize, usize, usize) {
+        let graphs = self.graphs.lock();
+        let heap = graphs.heap(graph_pool);
+        heap.map_or((0, 0, 0), |heap| (heap.bytes(), heap.free_bytes(), heap.graphs()))
+    }
+
+    /// Bytes that a graph may use of what graphs keep.
+    pub fn held_by(&self, graph: usize) -> usize {
+        self.graphs.lock().bytes_of(graph)
+    }
+
+    /// Bytes of live vectors that captures of other graphs have left over where this graph works. A launch would write over
+    /// them.
+    pub fn overwritten_by(&self, graph: usize) -> u64 {
+        self.graphs.lock().overwritten_by(graph)
+    }
+
+    /// Declares a capture on `stream`, which `begin` begins, in a graph pool or one of its own. Returns the
+    /// graph's number. The gate of the stream is closed to all other threads (INV-POOL-8).
     pub fn begin_capture<B>(
         &self,
         stream: &U::Stream,
         stream_id: u64,
+        graph_pool: Option<u16>,
         begin: impl FnOnce() -> Result<B, U::Error>,
     ) -> Result<(usize, B), Failure<U::Error>> {
         self.upstream.check_device(stream)?;
@@ -30,10 +64,15 @@ impl<U: Upstream> Pool<U> {
         let slot_id = self.find_or_make_slot(stream, stream_id)?;
         let slot = self.slot(slot_id).ok_or(Failure::Crowded)?;
         let graph = trusted::unique() as usize;
-        // Nothing but complete memory, until it is known which epoch the capture comes after.
-        self.graphs.lock().begin(graph, slot_id);
+        {
+            let mut graphs = self.graphs.lock();
+            let own = || graphs.open_pool(false).ok_or(Failure::Crowded);
+            let graph_pool = graph_pool.map_or_else(own, Ok)?;
+            // Nothing but complete memory, until it is known which epoch the capture comes after.
+            graphs.begin(graph, slot_id, graph_pool);
+        }
         if let Err(refused) = self.try_begin_capture(slot, graph) {
-            self.graphs.lock().arenas.remove(&graph);
+            self.graphs.lock().cancel(graph);
             return Err(refused);
         }
         let begun = {
@@ -45,9 +84,7 @@ impl<U: Upstream> Pool<U> {
         };
         match begun {
             Ok((epoch, begun)) => {
-                if let Some(arena) = self.graphs.lock().arenas.get_mut(&graph) {
-                    arena.upto = epoch;
-                }
+                self.graphs.lock().set_upto(graph, epoch);
                 Ok((graph, begun))
             }
             Err(error) => {
@@ -77,7 +114,11 @@ impl<U: Upstream> Pool<U> {
     /// The capture is over: the stream's memory is as any other's again, but for what the graph
     /// keeps.
     pub fn end_capture(&self, graph: usize) {
-        let slot_id = self.graphs.lock().arenas.get(&graph).map(|arena| arena.slot);
+        let slot_id = {
+            let mut graphs = self.graphs.lock();
+            graphs.end_capture(graph);
+            graphs.slot(graph)
+        };
         let Some(slot) = slot_id.and_then(|slot_id| self.slot(slot_id)) else { return };
         {
             let _reclaim = self.reclaim_lock.lock();
@@ -129,39 +170,48 @@ impl<U: Upstream> Pool<U> {
     /// Frees the memory of a graph, in the order of the stream that recorded it.
     fn free_graph(&self, ended: &DroppedGraph<U::Stream>) -> Result<(), Failure<U::Error>> {
         let DroppedGraph { graph, stream, launched_on } = ended;
-        let slot_id = self.graphs.lock().slot_or_remove_empty(*graph);
-        let Some(slot_id) = slot_id else { return Ok(()) };
-        let slot = self.slot(slot_id).ok_or(Failure::Gone)?;
+        let slot_id = self.graphs.lock().slot(*graph);
+        let Some(slot) = slot_id.and_then(|slot_id| self.slot(slot_id)) else { return Ok(()) };
         let _deferred = defer_events();
-        // Asked first: an event of a stream in capture would take this one in, and a wait of one in
-        // capture for what lies outside would lose it.
-        for stream in launched_on.iter().chain([stream]) {
-            if self.upstream.is_capturing(stream)? {
-                return Err(Failure::Captured);
+        if self.graphs.lock().bytes_of(*graph) > 0 {
+            // Asked first: an event of a stream in capture would take this one in, and a wait of one in
+            // capture for what lies outside would lose it.
+            for stream in launched_on.iter().chain([stream]) {
+                if self.upstream.is_capturing(stream)? {
+                    return Err(Failure::Captured);
+                }
+            }
+            for other in launched_on.iter().filter(|other| U::id(other) != U::id(stream)) {
+                let event = self.upstream.record(other)?;
+                self.upstream.wait(stream, &event)?;
             }
         }
-        for other in launched_on.iter().filter(|other| U::id(other) != U::id(stream)) {
-            let event = self.upstream.record(other)?;
-            self.upstream.wait(stream, &event)?;
-        }
         let mut made = Vec::new();
-        loop {
+        let free = loop {
             let mut graphs = self.graphs.lock();
             let mut waits = graphs.waits_of(*graph);
             // A wait that was made may have been forgotten since.
             waits.retain(|wait| wait.1 > self.ready_stamp(slot, wait.0) && !made.contains(wait));
             if waits.is_empty() {
-                let free = graphs.end(*graph, slot_id, slot.epochs.current());
-                drop(graphs);
-                free.into_iter().for_each(|block| report(self.free_to_owner(slot, block)));
-                return Ok(());
+                break graphs.end(*graph, slot.id, slot.epochs.current());
             }
             drop(graphs);
             for (source, stamp) in waits {
                 self.make_wait(slot, stream, source, stamp)?;
                 made.push((source, stamp));
             }
-        }
+        };
+        free.blocks.into_iter().for_each(|block| report(self.free_to_owner(slot, block)));
+        free.unused.into_iter().for_each(|pool| self.free_unused_chunks(pool, slot, stream));
+        Ok(())
+    }
+
+    /// Gives back what a graph pool has for no graph, in the order of the stream of a slot: as the end of a graph that never
+    /// ran, and that nothing but this memory was for.
+    fn free_unused_chunks(&self, pool: GraphPoolId, slot: &Slot<U>, stream: &U::Stream) {
+        let graph = trusted::unique() as usize;
+        self.graphs.lock().use_unused(graph, pool, slot.id);
+        self.on_graph_drop(graph, stream, &[]);
     }
 
     /// Notes the free of a block on the stream of a slot, for the graphs that may use it. `None` if
@@ -170,14 +220,19 @@ impl<U: Upstream> Pool<U> {
     pub(super) fn defer_free_to_graph(
         &self,
         slot: &Slot<U>,
+        stream: &U::Stream,
         block: &Block,
     ) -> Option<Result<(), NotLive>> {
         let capturing = slot.recording_graph();
         if block.token & GRAPH_BIT == 0 && capturing == 0 {
             return None;
         }
-        let block = Block { token: block.token & !GRAPH_BIT, ..*block };
-        self.graphs.lock().free(&block, capturing, (slot.id, slot.epochs.current()))
+        let freed = self.graphs.lock().free(block, capturing, (slot.id, slot.epochs.current()))?;
+        Some(freed.map(|freed| {
+            if let FreedForGraph::Unused(pool) = freed {
+                self.free_unused_chunks(pool, slot, stream);
+            }
+        }))
     }
 
     /// Whether a free of this block on the stream would be kept for graphs, which may use it.
@@ -185,7 +240,7 @@ impl<U: Upstream> Pool<U> {
         let slot_id = self.streams.lock().by_id.get(&stream_id).copied();
         let slot = slot_id.and_then(|slot_id| self.slot(slot_id));
         let capturing = slot.map_or(0, |slot| slot.recording_graph());
-        self.graphs.lock().keeps(block.token & !GRAPH_BIT, capturing)
+        self.graphs.lock().keeps(block.token, capturing)
     }
 
     /// A block for the graph that the slot's stream was found to record. `None` if that is over.
@@ -196,18 +251,51 @@ impl<U: Upstream> Pool<U> {
         stream: &U::Stream,
         (units, align): (u32, u64),
     ) -> Result<Option<Block>, Failure<U::Error>> {
-        let upto = self.graphs.lock().arenas.get(&graph).map(|arena| arena.upto);
+        let upto = self.graphs.lock().upto(graph);
         if upto.is_none() {
             return Ok(None);
         }
         let _deferred = defer_events();
-        let found = self.miss_for_graph(&self.request(slot, stream, (units, align), upto))?;
-        let block = self.make_block(found.owner, found.taken.node, found.taken.address, units);
-        if self.graphs.lock().allocate(graph, &block) {
-            return Ok(Some(Block { token: block.token | GRAPH_BIT, ..block }));
+        let request = self.request(slot, stream, (units, align), upto);
+        if let Some(block) = self.take_from_graph_pool(&request, graph) {
+            return Ok(Some(block));
         }
-        // The capture was given up meanwhile.
-        self.put_back(&found);
-        Ok(None)
+        let found = self.miss_for_graph(&request)?;
+        let chunk = self.make_block(found.owner, found.taken.node, found.taken.address, units);
+        let owner = self.slot(found.owner);
+        let number = owner.and_then(|owner| owner.heap().number_of(chunk.address));
+        let mut graphs = self.graphs.lock();
+        let from = (found.freed_by, found.taken.stamp);
+        let block = number.and_then(|number| graphs.add_chunk(graph, &chunk, number, from));
+        let token = block.and_then(|block| graphs.token(self.mark, graph, block));
+        drop(graphs);
+        match token {
+            Some(token) => Ok(Some(Block { token, ..chunk })),
+            // The capture was given up meanwhile.
+            None => {
+                self.put_back(&found);
+                Ok(None)
+            }
+        }
+    }
+
+    /// A block of what the graph pool has free, and that needs no wait.
+    fn take_from_graph_pool(&self, request: &Request<'_, U>, graph: usize) -> Option<Block> {
+        let size = (request.units, request.align);
+        let take = || {
+            let mut graphs = self.graphs.lock();
+            let block = graphs.allocate(graph, size, |tag| self.ready_for(request, tag))?;
+            let token = graphs.token(self.mark, graph, block)?;
+            let bytes = (block.units as usize) << UNIT_SHIFT;
+            Some(Block { address: block.address, token, bytes })
+        };
+        take().or_else(|| {
+            // The device may be past what was freed there.
+            let tags = self.graphs.lock().free_tags(graph);
+            for source in tags.into_iter().filter_map(|tag| self.slot(tag)) {
+                source.epochs.poll(&self.upstream, &mut source.epochs.lock());
+            }
+            take()
+        })
     }
 }

@@ -1,46 +1,37 @@
-//! What the graphs of a pool keep: their own blocks, and those that were freed while they were
-//! recorded.
+//! What the graphs of a pool keep: the memory of their graph pools, and blocks from elsewhere that were freed while they
+//! were recorded.
 //!
-//! # State table of a block that a graph may use
-//!
-//! | `graphs` | `freed` | the block is | next |
-//! | --- | --- | --- | --- |
-//! | some | no | its user's, and the graphs' | a free, or the last graph ends: it is an ordinary block |
-//! | some | yes | the graphs' | the last graph ends: it is free, after `after` and the graph's launches |
+//! | a block that is freed on a stream that records a graph | is then |
+//! | --- | --- |
+//! | that this capture has allocated | free in the heap of its graph pool ([`graph_heap`](super::graph_heap)) |
+//! | any other | kept until the graph is gone, since its work may have read it before: then it is free |
 
-use super::block::{Block, SlotId, node_of};
+use super::block::{Block, GRAPH_BIT, SlotId, node_of, owner_of};
+use super::graph_heap::{GraphBlock, GraphHeap, GraphPoolId};
 use super::magazine::Cached;
-use crate::heap::NotLive;
-use std::collections::HashMap;
+use crate::heap::{NotLive, Tag};
+use std::collections::{BTreeMap, HashMap};
 
 #[derive(Debug)]
 pub(super) struct Graphs<S> {
-    pub(super) arenas: HashMap<usize, GraphMemory>,
-    /// By token, without the graphs' bit.
-    blocks: HashMap<u64, GraphBlock>,
+    graphs: HashMap<usize, GraphMemory>,
+    heaps: BTreeMap<GraphPoolId, GraphHeap>,
+    /// The bytes of what graphs keep from elsewhere, by token.
+    kept: HashMap<u64, usize>,
     /// Graphs that are gone, whose launches the stream could not wait for at the time.
     pub(super) deferred: Vec<DroppedGraph<S>>,
 }
 
 /// The memory of one graph.
 #[derive(Debug)]
-pub(super) struct GraphMemory {
+struct GraphMemory {
     /// The slot of the stream that recorded the graph.
-    pub(super) slot: SlotId,
+    slot: SlotId,
     /// INV-POOL-7: the last epoch that the capture, and so each launch, comes after. 0 until it is known.
-    pub(super) upto: usize,
-    tokens: Vec<u64>,
-}
-
-#[derive(Debug)]
-struct GraphBlock {
-    address: u64,
-    bytes: usize,
-    graphs: Vec<usize>,
-    /// Its user has freed it.
-    freed: bool,
-    /// The epochs that its next use comes after, besides the graphs that are left.
-    after: Vec<(SlotId, usize)>,
+    upto: usize,
+    pool: GraphPoolId,
+    /// The blocks that it keeps from elsewhere.
+    kept: Vec<Cached>,
 }
 
 /// A graph that is gone.
@@ -52,61 +43,162 @@ pub(super) struct DroppedGraph<S> {
     pub(super) launched_on: Vec<S>,
 }
 
+/// What a free has come to, of a block that graphs may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FreedForGraph {
+    /// Graphs keep it.
+    Kept,
+    /// It lies in the heap of this graph pool, where a chunk can go back to the pool now.
+    Unused(GraphPoolId),
+}
+
+/// What is free when a graph is gone.
+#[derive(Debug, Default)]
+pub(super) struct FreeAfterGraph {
+    pub(super) blocks: Vec<Cached>,
+    /// Graph pools where chunks can go back to the pool now, after some waits.
+    pub(super) unused: Vec<GraphPoolId>,
+}
+
 impl<S> Default for Graphs<S> {
     fn default() -> Self {
-        Self { arenas: HashMap::new(), blocks: HashMap::new(), deferred: Vec::new() }
+        Self {
+            graphs: HashMap::new(),
+            heaps: BTreeMap::new(),
+            kept: HashMap::new(),
+            deferred: Vec::new(),
+        }
     }
 }
 
 impl<S> Graphs<S> {
-    pub(super) fn begin(&mut self, graph: usize, slot: SlotId) {
-        self.arenas.insert(graph, GraphMemory { slot, upto: 0, tokens: Vec::new() });
+    /// A new graph pool. `None` if there are more than a token can tell apart.
+    pub(super) fn open_pool(&mut self, is_open: bool) -> Option<GraphPoolId> {
+        let is_vacant = |id: &GraphPoolId| !self.heaps.contains_key(id);
+        let id = (0..=GraphPoolId::MAX).find(is_vacant)?;
+        self.heaps.insert(id, GraphHeap::new(id, is_open));
+        Some(id)
+    }
+
+    /// No further capture begins in a graph pool.
+    pub(super) fn close_pool(&mut self, id: GraphPoolId) {
+        if let Some(heap) = self.heaps.get_mut(&id) {
+            heap.is_open = false;
+        }
+        self.forget_if_over(id);
+    }
+
+    fn forget_if_over(&mut self, id: GraphPoolId) {
+        if self.heaps.get(&id).is_some_and(GraphHeap::is_over) {
+            self.heaps.remove(&id);
+        }
+    }
+
+    pub(super) fn heap(&self, id: GraphPoolId) -> Option<&GraphHeap> {
+        self.heaps.get(&id)
+    }
+
+    pub(super) fn begin(&mut self, graph: usize, slot: SlotId, pool: GraphPoolId) {
+        self.graphs.insert(graph, GraphMemory { slot, upto: 0, pool, kept: Vec::new() });
+        if let Some(heap) = self.heaps.get_mut(&pool) {
+            heap.begin(graph);
+        }
+    }
+
+    /// Forgets a graph that has not begun.
+    pub(super) fn cancel(&mut self, graph: usize) {
+        let Some(memory) = self.graphs.remove(&graph) else { return };
+        if let Some(heap) = self.heaps.get_mut(&memory.pool) {
+            heap.end(graph, memory.slot, 0);
+        }
+        self.forget_if_over(memory.pool);
+    }
+
+    pub(super) fn set_upto(&mut self, graph: usize, upto: usize) {
+        if let Some(memory) = self.graphs.get_mut(&graph) {
+            memory.upto = upto;
+        }
+    }
+
+    pub(super) fn upto(&self, graph: usize) -> Option<usize> {
+        self.graphs.get(&graph).map(|memory| memory.upto)
+    }
+
+    pub(super) fn slot(&self, graph: usize) -> Option<SlotId> {
+        self.graphs.get(&graph).map(|memory| memory.slot)
+    }
+
+    /// The capture of a graph is over.
+    pub(super) fn end_capture(&mut self, graph: usize) {
+        if let Some(heap) = self.heap_of_mut(graph) {
+            heap.end_capture(graph);
+        }
+    }
+
+    fn heap_of(&self, graph: usize) -> Option<&GraphHeap> {
+        self.heaps.get(&self.graphs.get(&graph)?.pool)
+    }
+
+    fn heap_of_mut(&mut self, graph: usize) -> Option<&mut GraphHeap> {
+        self.heaps.get_mut(&self.graphs.get(&graph)?.pool)
     }
 
     /// Bytes that were freed and wait for a graph.
     pub(super) fn pending_free_bytes(&self) -> usize {
-        self.blocks.values().filter(|block| block.freed).map(|block| block.bytes).sum()
+        self.kept.values().sum::<usize>()
+            + self.heaps.values().map(GraphHeap::free_bytes).sum::<usize>()
     }
 
-    fn blocks_of(&self, graph: usize) -> impl Iterator<Item = &GraphBlock> {
-        let tokens = self.arenas.get(&graph).into_iter().flat_map(|arena| &arena.tokens);
-        tokens.filter_map(|token| self.blocks.get(token))
-    }
-
+    /// Bytes that a graph may use of the memory that graphs keep.
     pub(super) fn bytes_of(&self, graph: usize) -> usize {
-        self.blocks_of(graph).map(|block| block.bytes).sum()
+        let kept = self.graphs.get(&graph).map(|memory| &memory.kept).into_iter().flatten();
+        let kept = kept.filter_map(|block| self.kept.get(&block.token));
+        kept.sum::<usize>() + self.heap_of(graph).map_or(0, |heap| heap.bytes_of(graph))
     }
 
-    /// The slot of a graph that has memory. Forgets a graph that has none.
-    pub(super) fn slot_or_remove_empty(&mut self, graph: usize) -> Option<SlotId> {
-        let arena = self.arenas.get(&graph)?;
-        if arena.tokens.is_empty() {
-            self.arenas.remove(&graph);
-            return None;
-        }
-        Some(arena.slot)
+    /// Bytes of live vectors of other graphs that a launch of this graph would write over.
+    pub(super) fn overwritten_by(&self, graph: usize) -> u64 {
+        self.heap_of(graph).map_or(0, |heap| heap.overwritten_by(graph))
     }
 
-    /// Adds a new block to a graph's arena. `false` if there is no such graph.
-    pub(super) fn allocate(&mut self, graph: usize, block: &Block) -> bool {
-        let Some(arena) = self.arenas.get_mut(&graph) else { return false };
-        arena.tokens.push(block.token);
-        let new = GraphBlock { graphs: vec![graph], ..GraphBlock::new(block) };
-        self.blocks.insert(block.token, new);
-        true
+    /// The tags of what is free for the capture of a graph.
+    pub(super) fn free_tags(&self, graph: usize) -> Vec<Tag> {
+        self.heap_of(graph).map_or_else(Vec::new, GraphHeap::tags)
     }
 
-    /// The block of this token has another size now.
-    pub(super) fn set_bytes(&mut self, token: u64, bytes: usize) {
-        if let Some(block) = self.blocks.get_mut(&token) {
-            block.bytes = bytes;
-        }
+    /// A block for a graph from its graph pool.
+    pub(super) fn allocate(
+        &mut self,
+        graph: usize,
+        size: (u32, u64),
+        ready: impl Fn(Tag) -> usize,
+    ) -> Option<GraphBlock> {
+        self.heap_of_mut(graph)?.allocate(graph, size, ready)
+    }
+
+    /// A new chunk of a graph's pool, which the graph gets. `number` is that of its upstream block, and `from` the tag and
+    /// stamp that its memory had. `None` if there is no such graph.
+    pub(super) fn add_chunk(
+        &mut self,
+        graph: usize,
+        chunk: &Block,
+        number: u32,
+        from: (Tag, usize),
+    ) -> Option<GraphBlock> {
+        self.heap_of_mut(graph)?.add_chunk(graph, chunk, number, from)
+    }
+
+    /// The token of a block of a graph's pool.
+    pub(super) fn token(&self, pool_mark: u16, graph: usize, block: GraphBlock) -> Option<u64> {
+        self.heap_of(graph).map(|heap| heap.token(pool_mark, block.node))
     }
 
     /// Whether a graph may use the block of this token when its user has freed it. `capturing`: the graph
     /// that the stream of the free records, or 0.
     pub(super) fn keeps(&self, token: u64, capturing: usize) -> bool {
-        self.arenas.contains_key(&capturing) || self.blocks.contains_key(&token)
+        let in_heap =
+            || self.heaps.get(&owner_of(token)).is_some_and(|it| it.is_used(node_of(token)));
+        self.graphs.contains_key(&capturing) || token & GRAPH_BIT != 0 && in_heap()
     }
 
     /// Notes a free in epoch `stamp` of `slot`, whose stream records the graph `capturing`, or 0.
@@ -116,56 +208,65 @@ impl<S> Graphs<S> {
         block: &Block,
         capturing: usize,
         (slot, stamp): (SlotId, usize),
-    ) -> Option<Result<(), NotLive>> {
-        let arena = self.arenas.get_mut(&capturing);
-        if arena.is_none() && !self.blocks.contains_key(&block.token) {
-            return None;
+    ) -> Option<Result<FreedForGraph, NotLive>> {
+        let token = block.token;
+        if self.kept.contains_key(&token) {
+            return Some(Err(NotLive(node_of(token))));
         }
-        let kept = self.blocks.entry(block.token).or_insert_with(|| GraphBlock::new(block));
-        if kept.freed {
-            return Some(Err(NotLive(node_of(block.token))));
-        }
-        kept.freed = true;
-        match arena {
-            Some(arena) if !kept.graphs.contains(&capturing) => {
-                kept.graphs.push(capturing);
-                arena.tokens.push(block.token);
+        let memory = self.graphs.get_mut(&capturing);
+        if token & GRAPH_BIT != 0 {
+            let pool = owner_of(token);
+            let node = node_of(token);
+            let Some(heap) = self.heaps.get_mut(&pool) else { return Some(Err(NotLive(node))) };
+            if heap.is_made_by(node, capturing) {
+                return Some(heap.free_made(node, capturing).map(|()| FreedForGraph::Kept));
             }
-            Some(_) => {}
-            None => kept.after.push((slot, stamp)),
+            if memory.is_none() {
+                let freed = heap.free(node, slot, stamp);
+                return Some(freed.map(|is_unused| match is_unused {
+                    true => FreedForGraph::Unused(pool),
+                    false => FreedForGraph::Kept,
+                }));
+            }
         }
-        Some(Ok(()))
+        memory?.kept.push(Cached { address: block.address, token });
+        self.kept.insert(token, block.bytes);
+        Some(Ok(FreedForGraph::Kept))
+    }
+
+    /// Has a new graph, which never runs, use the memory of a graph pool that no graph uses and that nothing live is in.
+    pub(super) fn use_unused(&mut self, graph: usize, pool: GraphPoolId, slot: SlotId) {
+        let Some(heap) = self.heaps.get_mut(&pool) else { return };
+        heap.use_unused(graph);
+        self.graphs.insert(graph, GraphMemory { slot, upto: 0, pool, kept: Vec::new() });
     }
 
     /// The epochs that the memory which is free without this graph comes after.
     pub(super) fn waits_of(&self, graph: usize) -> Vec<(SlotId, usize)> {
-        let last = self.blocks_of(graph).filter(|block| block.freed && block.graphs == [graph]);
-        last.flat_map(|block| block.after.iter().copied()).collect()
+        self.heap_of(graph).map_or_else(Vec::new, |heap| heap.waits_of(graph))
     }
 
     /// Forgets a graph, which the stream of `slot` waits for up to `stamp`. Returns what is free then.
-    pub(super) fn end(&mut self, graph: usize, slot: SlotId, stamp: usize) -> Vec<Cached> {
-        let Some(arena) = self.arenas.remove(&graph) else { return Vec::new() };
-        let mut free = Vec::new();
-        for token in arena.tokens {
-            let Some(block) = self.blocks.get_mut(&token) else { continue };
-            block.graphs.retain(|other| *other != graph);
-            if !block.graphs.is_empty() {
-                block.after.push((slot, stamp));
+    pub(super) fn end(&mut self, graph: usize, slot: SlotId, stamp: usize) -> FreeAfterGraph {
+        let mut free = FreeAfterGraph::default();
+        let Some(memory) = self.graphs.remove(&graph) else { return free };
+        // Before what it keeps of such a heap is free there: that comes after more than was waited for.
+        if let Some(heap) = self.heaps.get_mut(&memory.pool) {
+            free.blocks = heap.end(graph, slot, stamp);
+        }
+        for block in memory.kept {
+            self.kept.remove(&block.token);
+            if block.token & GRAPH_BIT == 0 {
+                free.blocks.push(block);
                 continue;
             }
-            // A block that its user still has is an ordinary one from here on.
-            if let Some(GraphBlock { freed: true, address, .. }) = self.blocks.remove(&token) {
-                free.push(Cached { address, token });
+            let pool = owner_of(block.token);
+            let heap = self.heaps.get_mut(&pool);
+            if heap.is_some_and(|it| it.free(node_of(block.token), slot, stamp) == Ok(true)) {
+                free.unused.push(pool);
             }
         }
+        self.forget_if_over(memory.pool);
         free
-    }
-}
-
-impl GraphBlock {
-    fn new(block: &Block) -> Self {
-        let Block { address, bytes, .. } = *block;
-        Self { address, bytes, graphs: Vec::new(), freed: false, after: Vec::new() }
     }
 }

@@ -14,7 +14,7 @@
 //! | `local` | a thread's table of magazines |
 //! | `addresses` | reserved addresses without memory |
 //! | `remote_frees`, `ordered`, `epochs`, `recent_owners`, `slot` | the parts of a slot, and the slot |
-//! | `graphs`, `populated`, `upstream_blocks` | what graphs keep; which heaps to scan; blocks and handles of upstream |
+//! | `graph_heap`, `graphs`, `populated`, `upstream_blocks` | memory that graphs share; what graphs keep; which heaps to scan; blocks and handles of upstream |
 //! | `core` | [`Pool`] |
 //! | `caches` | threads' magazines, emptied into the heaps |
 //! | `thread_magazine` | a thread's magazine of one stream, looked up once |
@@ -50,6 +50,7 @@ mod core;
 mod end;
 mod epochs;
 mod events;
+mod graph_heap;
 mod graphs;
 mod grow;
 mod handles;

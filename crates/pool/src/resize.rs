@@ -5,7 +5,7 @@
 //! expects a block to grow asks for one at the beginning of addresses for all memory of the device.
 
 use super::above::LookedAbove;
-use super::block::{Block, GRAPH_BIT, POOL_SHIFT, UNIT_SHIFT, node_of, owner_of};
+use super::block::{Block, POOL_SHIFT, UNIT_SHIFT, node_of, owner_of};
 use super::core::Pool;
 use super::request::{Above, Request, Target};
 use super::room::ROOM_DIVISOR;
@@ -120,7 +120,7 @@ impl<U: Upstream> Pool<U> {
         self.require_awake()?;
         let slot = self.slot_of(stream, stream_id)?;
         let graph = slot.recording_graph();
-        let graph_upto = self.graphs.lock().arenas.get(&graph).map(|arena| arena.upto);
+        let graph_upto = self.graphs.lock().upto(graph);
         if graph_upto.is_none() && (graph != 0 || self.upstream.is_capturing(stream)?) {
             return Ok(false);
         }
@@ -161,7 +161,6 @@ impl<U: Upstream> Pool<U> {
         }
         let Some(units) = owner.heap().live_units(node) else { return Ok(false) };
         block.bytes = (units as usize) << UNIT_SHIFT;
-        self.graphs.lock().set_bytes(block.token & !GRAPH_BIT, block.bytes);
         Ok(true)
     }
 
@@ -192,7 +191,6 @@ impl<U: Upstream> Pool<U> {
         let shrunk = owner.heap().shrink(node, units, slot.id, slot.epochs.current());
         if shrunk == Ok(true) {
             block.bytes = (units as usize) << UNIT_SHIFT;
-            self.graphs.lock().set_bytes(block.token & !GRAPH_BIT, block.bytes);
         }
         Ok(shrunk == Ok(true))
     }
@@ -203,10 +201,10 @@ impl<U: Upstream> Pool<U> {
         self.slot(slot).ok_or(Failure::Crowded)
     }
 
-    /// The block, if it is live, this pool's, and as long as it says.
+    /// The block, if it is live, this pool's, and as long as it says. None of a graph pool, whose chunks keep their sizes.
     fn check(&self, block: &Block) -> Option<Checked<'_, U>> {
         let Block { address, token, bytes } = *block;
-        let is_own = (token & !GRAPH_BIT) >> POOL_SHIFT == u64::from(self.mark);
+        let is_own = token >> POOL_SHIFT == u64::from(self.mark);
         let owner = self.slot(owner_of(token)).filter(|_| is_own)?;
         let (node, units) = (node_of(token), u32::try_from(bytes >> UNIT_SHIFT).ok()?);
         let is_seen = owner.heap().live(node) == Ok((address, units));

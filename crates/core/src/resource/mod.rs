@@ -26,7 +26,7 @@ pub use device_resource::{DeviceResource, HostAccessible};
 pub use failure::Failure;
 pub use identity::ResourceId;
 pub use pool::{
-    Handles, MissPolicy, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
+    GraphPool, Handles, MissPolicy, PoolBlock, PoolMap, PoolOptions, PoolResource, PoolStatistics,
 };
 pub use registry::{
     current_device_resource, default_device_pool, reset_current_device_resource,

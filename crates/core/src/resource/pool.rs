@@ -15,6 +15,7 @@ mod callback;
 mod capture;
 mod driver;
 mod failure;
+mod graph_pool;
 mod handle;
 mod handles;
 mod limits;
@@ -29,6 +30,7 @@ mod sleeping;
 mod trim;
 
 pub use crate::pool::{PoolBlock, PoolMap, PoolStatistics};
+pub use graph_pool::GraphPool;
 use handle::PoolHandle;
 pub use options::PoolOwner;
 pub use options::{Handles, MissPolicy, PoolOptions};

@@ -2,16 +2,17 @@
 //!
 //! A capture decides what a graph may touch. So this module knows streams and events, and no memory.
 
+use super::call::StreamCall;
 use super::capture_state::Attachment;
 use super::handle::{Capture, Stream};
 use crate::device::Device;
 use crate::driver::CallSite;
-use crate::driver::{ErrorContext, RawGraph, is_forked_child};
+use crate::driver::{ErrorContext, RawGraph, is_forked_child, not_forked};
 use crate::error::{ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::debug_struct;
 use crate::sync::Arc;
-use crate::sync::trusted::Mutex;
+use crate::sync::trusted::{Mutex, MutexGuard};
 use std::mem::ManuallyDrop;
 
 /// Work that was captured on a stream, to be launched as one, as often as wanted. From
@@ -32,8 +33,67 @@ pub struct Graph {
     /// two threads be in one graph.
     launched: Mutex<Vec<Stream>>,
     attachments: ManuallyDrop<Vec<Attachment<Stream>>>,
-    /// Says whether the memory that the graph keeps is there.
-    memory: Option<Box<dyn Fn() -> Result<()> + Send + Sync>>,
+    memory: Option<Box<dyn GraphMemory>>,
+    /// Of the graphs that share memory with this one.
+    order: Option<Arc<LaunchOrder>>,
+}
+
+/// The memory that a graph keeps.
+pub(crate) trait GraphMemory: Send + Sync {
+    /// An error if a launch may not use it now.
+    fn require(&self) -> Result<()>;
+
+    /// Its bytes.
+    fn bytes(&self) -> usize;
+}
+
+/// The order of the launches of graphs that share memory: one after the other, on whatever streams they are.
+#[derive(Default)]
+pub(crate) struct LaunchOrder {
+    /// The lock is held over a launch.
+    last: Mutex<Option<LastLaunch>>,
+}
+
+struct LastLaunch {
+    stream: Stream,
+    /// After the launch. `None` where it could not be recorded.
+    event: Option<Event>,
+}
+
+/// The turn of one launch.
+struct Turn<'a> {
+    last: MutexGuard<'a, Option<LastLaunch>>,
+}
+
+impl LaunchOrder {
+    /// The turn of a launch on `stream`. The caller is inside of no gate.
+    fn turn(&self, stream: &Stream) -> Result<Turn<'_>> {
+        let mut last = self.last.lock();
+        if let Some(last) = &mut *last
+            && last.event.is_none()
+            && last.stream != *stream
+        {
+            last.event = Some(last.stream.begin_call()?.record()?);
+        }
+        Ok(Turn { last })
+    }
+}
+
+impl Turn<'_> {
+    /// Makes the stream of the call wait for the last launch.
+    fn wait(&self, call: &StreamCall<'_>) -> Result<()> {
+        match &*self.last {
+            Some(LastLaunch { stream, event: Some(event) }) if !call.is(stream) => call.wait(event),
+            _ => Ok(()),
+        }
+    }
+
+    /// The launch was given to the stream, which waited for the last one, or the driver refused it.
+    fn end(&mut self, stream: &Stream, call: &StreamCall<'_>) {
+        // Without an event the next launch elsewhere asks again, for a later one.
+        let event = call.record().ok();
+        *self.last = Some(LastLaunch { stream: stream.clone(), event });
+    }
 }
 
 impl Graph {
@@ -46,6 +106,7 @@ impl Graph {
             launched: Mutex::default(),
             attachments: ManuallyDrop::new(capture.close_attachments()),
             memory: None,
+            order: None,
         }
     }
 
@@ -54,8 +115,14 @@ impl Graph {
         &self.device
     }
 
+    /// The bytes that the graph keeps in the pool of its capture, those of vectors that outlived the capture among them.
+    /// Graphs of one [`GraphPool`](crate::mr::GraphPool) have bytes in common.
+    pub fn held(&self) -> usize {
+        self.memory.as_ref().map_or(0, |memory| memory.bytes())
+    }
+
     /// Runs the captured work on `stream`. It runs after all that `stream` was given so far, and after all former
-    /// launches of this graph. It also runs after all that the streams of the capture were given before they took part,
+    /// launches of this graph and of those of its [`GraphPool`](crate::mr::GraphPool). It also runs after all that the streams of the capture were given before they took part,
     /// or were made to wait for in it. The host does not wait.
     ///
     /// # Errors
@@ -91,31 +158,44 @@ impl Graph {
     /// The conditions of [`launch`](Self::launch).
     unsafe fn enqueue(&self, stream: &Stream) -> Result<()> {
         self.device.require(stream.device(), "the stream")?;
-        // In the child of a fork this is the call that fails, before a lock that a thread of the
-        // parent may hold.
+        // Before a lock that a thread of the parent may hold.
+        not_forked("a graph")?;
+        // Outside of the gate: the turn may need another stream's.
+        let mut turn = self.order.as_ref().map(|order| order.turn(stream)).transpose()?;
         let call = stream.begin_call()?;
         // The driver would refuse too, and the capture be lost.
         call.refuse_capture("launching a graph")?;
         // Inside of the gate: a pool that falls asleep passes it.
-        self.memory.as_ref().map_or(Ok(()), |is_there| is_there())?;
+        self.memory.as_ref().map_or(Ok(()), |memory| memory.require())?;
         // The driver waits for the device where the stream's queue is full.
         call.mark_blocking();
         let mut launched = self.launched.lock();
+        turn.as_ref().map_or(Ok(()), |turn| turn.wait(&call))?;
         if !launched.contains(stream) {
             self.before.iter().try_for_each(|before| call.wait(before))?;
             // Listed before the call, even if it fails: one stream too many to wait for does no harm,
             // one too few would.
             launched.push(stream.clone());
         }
-        let _no_wait = stream.lock_launch_or_wait();
-        // SAFETY: the caller's contract; the lock of `launched` keeps other threads out of this graph.
-        unsafe { self.device.driver().graph_launch(self.raw, call.raw()) }
-            .with_context(|| format!("launching a graph on {stream}"))
+        let result = {
+            let _no_wait = stream.lock_launch_or_wait();
+            // SAFETY: the caller's contract; the lock of `launched` keeps other threads out of this graph.
+            unsafe { self.device.driver().graph_launch(self.raw, call.raw()) }
+        };
+        if let Some(turn) = &mut turn {
+            turn.end(stream, &call);
+        }
+        result.with_context(|| format!("launching a graph on {stream}"))
     }
 
-    /// Has each launch ask whether the memory that the graph keeps is there.
-    pub(crate) fn set_memory(&mut self, is_there: impl Fn() -> Result<()> + Send + Sync + 'static) {
-        self.memory = Some(Box::new(is_there));
+    /// Has each launch ask for the memory that the graph keeps, and come in an order with others.
+    pub(crate) fn set_memory(
+        &mut self,
+        memory: Box<dyn GraphMemory>,
+        order: Option<Arc<LaunchOrder>>,
+    ) {
+        self.memory = Some(memory);
+        self.order = order;
     }
 
     /// Gives the graph something to keep until it is gone.

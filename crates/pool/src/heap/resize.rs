@@ -140,6 +140,12 @@ impl Heap {
         (span.end == end).then_some(span.upstream_block)
     }
 
+    /// The number of the upstream block that an address of this heap is of.
+    pub fn number_of(&self, address: u64) -> Option<u32> {
+        let (_, span) = self.spans.below(address)?;
+        (address < span.end).then_some(span.upstream_block)
+    }
+
     /// Whether the last block before the end of a span of `upstream_block` is live.
     pub fn is_live_below(&self, end: u64, upstream_block: u32) -> bool {
         let span = self.spans.ending(end, upstream_block);

@@ -51,7 +51,13 @@ impl Call<'_> {
             return self.enqueue(self.context, id, request);
         };
         let OpRequest { name, touched, watched, work, .. } = request;
-        let work = CapturedWork::Memory { touched: touched.to_vec(), watched, work };
+        let blocks = &self.state.blocks;
+        let seen = |range: &TouchedRange| TouchedRange {
+            of_captures: blocks.is_of_capture(range),
+            ..*range
+        };
+        let touched = touched.iter().map(seen).collect();
+        let work = CapturedWork::Memory { touched, watched, work };
         self.capture_op(capture, id, name, work);
         Ok(None)
     }

@@ -70,12 +70,15 @@ pub(crate) struct TouchedRange {
     pub(crate) count: u64,
     pub(crate) access: Access,
     pub(crate) space: AddressSpace,
+    /// Of a captured operation: whether the range lay in memory that its capture, or another one, had allocated. Pools may
+    /// give other captures the same memory, cut in other ways.
+    pub(crate) of_captures: bool,
 }
 
 impl TouchedRange {
     pub(crate) fn new(address: u64, bytes: usize, access: Access, space: AddressSpace) -> Self {
         let bytes = bytes as u64;
-        Self { address, bytes, stride: bytes, count: 1, access, space }
+        Self { address, bytes, stride: bytes, count: 1, access, space, of_captures: false }
     }
 
     /// The address and the bytes from the first to the last one touched.

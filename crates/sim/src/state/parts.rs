@@ -33,6 +33,27 @@ enum PartState {
     },
 }
 
+impl PartState {
+    fn is_of_graphs(&self) -> bool {
+        match self {
+            Self::Allocated(region) => region.order.is_none(),
+            Self::Freed { kept_for_graph, .. } => *kept_for_graph,
+            Self::Reserved => false,
+        }
+    }
+}
+
+/// What accesses a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessBy {
+    /// An operation of a stream.
+    Stream,
+    /// A launch of a graph.
+    Launch,
+    /// A launch of a graph, in memory that a capture had allocated ([`TouchedRange::of_captures`](super::TouchedRange)).
+    LaunchOfCaptured,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Part {
     end: u64,
@@ -179,9 +200,29 @@ impl Parts {
         }
     }
 
+    /// Whether all of a range is memory that captures have allocated, or that is kept for graphs.
+    fn is_of_graphs(&self, (start, end): Range) -> bool {
+        let mut at = start;
+        while at < end {
+            match self.at(at) {
+                Some(Part { end, state, .. }) if state.is_of_graphs() => at = *end,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether a range lies in one region that a capture has allocated.
+    pub(crate) fn is_in_region_of_capture(&self, (start, end): Range) -> bool {
+        self.region(start).is_some_and(|region| region.order.is_none() && end <= region.range.1)
+    }
+
     /// Whether an access may touch a range. All of it has to be one region's, or no pool's. Launches of graphs may
-    /// touch memory that pools keep for graphs, too.
-    pub(crate) fn check(&self, (start, end): Range, by_graph: bool) -> Result<(), PartError> {
+    /// touch memory that pools keep for graphs, too, and where they have it from captures, memory of other captures.
+    pub(crate) fn check(&self, (start, end): Range, by: AccessBy) -> Result<(), PartError> {
+        if by == AccessBy::LaunchOfCaptured && self.is_of_graphs((start, end)) {
+            return Ok(());
+        }
         let Some(first) = self.at(start) else {
             let next = self.parts.range(start..end).next();
             return if next.is_none() { Ok(()) } else { Err(PartError::Unmapped) };
@@ -196,7 +237,11 @@ impl Parts {
                 }
                 Err(PartError::Outside { by: region.by, range: region.range })
             }
-            PartState::Freed { kept_for_graph: true, .. } if by_graph && end <= first.end => Ok(()),
+            PartState::Freed { kept_for_graph: true, .. }
+                if by != AccessBy::Stream && end <= first.end =>
+            {
+                Ok(())
+            }
             PartState::Freed { by, .. } => Err(PartError::Freed(by)),
             PartState::Reserved => Err(PartError::Unmapped),
         }

@@ -1,15 +1,19 @@
-//! The method `Stream::capture`.
+//! The methods `Stream::capture` and `Stream::capture_in`.
 
-use super::handle::PoolHandle;
+use super::graph_pool::GraphPool;
+use super::handle::{PoolHandle, WeakHandle};
 use super::{Asked, PoolResource};
 use crate::driver::CallSite;
 use crate::driver::is_forked_child;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::impls::Count;
 use crate::pool::Failure;
 use crate::resource::asleep;
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::capture::Recording;
+use crate::stream::graph::{GraphMemory, LaunchOrder};
 use crate::stream::{Graph, Stream, deferred};
+use crate::sync::Arc;
 
 impl Stream {
     /// Records the work that `body` gives this stream into a [`Graph`] instead of running it. It declares the capture
@@ -17,9 +21,11 @@ impl Stream {
     ///
     /// Vectors that `body` makes on this stream in `pool` live in memory that the graph keeps. Each launch finds it as
     /// it was recorded, whether the vector was dropped or not, and whatever the pool serves to others between launches.
-    /// Vectors of the pool that are dropped on this stream meanwhile are kept for the graph, too. When the graph is
-    /// dropped, memory without a user is free again, in the order of this stream, which waits for the launches. A
-    /// vector that outlives the graph is an ordinary one.
+    /// What is dropped in `body` serves the vectors that `body` makes after it. [`capture_in`](Self::capture_in) has
+    /// several graphs share such memory. Older vectors of the pool that are dropped on this stream meanwhile are kept
+    /// for the graph, too. When the graph is dropped, memory without a user is free again, in the order of this stream,
+    /// which waits for the launches. A vector that outlives the graph is an ordinary one, but that it cannot grow in
+    /// place.
     ///
     /// The pool serves the capture with memory that this stream had freed before it, and with memory that the device is
     /// done with. It grows if there is none. None of these ever waits in the graph. Other threads may go on to use the
@@ -42,7 +48,8 @@ impl Stream {
     ///   them on this stream. Another pool that is asked for memory on this stream refuses if it would have to wait
     ///   ([`ErrorKind::Capture`]).
     /// - A vector with elements does not move in a capture ([`ErrorKind::Capture`]), since its copy would run at a
-    ///   launch, and the vector has its new block at once. It may grow [in place](crate::DeviceVec::growth).
+    ///   launch, and the vector has its new block at once. One from before the capture may grow [in
+    ///   place](crate::DeviceVec::growth).
     /// - A wait for work outside of the capture, as of a vector that another stream used before, is made by each launch
     ///   of the graph, and by the capture's streams when it has ended.
     /// - The graph keeps memory of this pool alone. A vector of another resource that is made in the capture is freed
@@ -71,7 +78,7 @@ impl Stream {
     /// unsafe { graph.launch(&stream)? };
     /// assert_eq!(sums.get(7)?, 1.5);
     ///
-    /// assert_eq!(pool.statistics().held, 4096);
+    /// assert_eq!((graph.held(), pool.statistics().held), (4096, 4096));
     /// drop(graph);
     /// assert_eq!(pool.statistics().held, 0);
     /// # Ok::<(), aquifer::Error>(())
@@ -97,28 +104,60 @@ impl Stream {
     where
         U: DeviceResource + 'static,
     {
-        pool.device().require(self.device(), "the stream")?;
-        let site = CallSite::enter();
-        // Now, since making a stream may wait for the whole context, which would invalidate the capture.
-        pool.pool.upstream().own_stream()?;
-        let mut recording = Recording::acquire(self)?;
-        let begun = pool.pool.begin_capture(self, self.id(), || recording.begin());
-        let (number, ()) = begun.map_err(|failure| match failure {
-            Failure::Captured => Error::new(
-                ErrorKind::Capture,
-                format!("{self} is in capture, and another capture cannot begin on it"),
-            )
-            .with_advice("end the first, or use another stream"),
-            failure => pool.explain(failure, Asked::Capture),
-        })?;
-        let mut declared =
-            DeclaredCapture { pool: &pool.pool, stream: self, number, recording, open: true };
-        drop(site);
-        let result = body(self)?;
-        let _site = CallSite::enter();
-        let graph = declared.finish()?;
-        Ok((graph, result))
+        record(self, pool, None, body)
     }
+
+    /// As [`capture`](Self::capture), of a graph that shares memory with the others of a [`GraphPool`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`capture`](Self::capture).
+    #[track_caller]
+    pub fn capture_in<U, R>(
+        &self,
+        graph_pool: &GraphPool<U>,
+        body: impl FnOnce(&Stream) -> Result<R>,
+    ) -> Result<(Graph, R)>
+    where
+        U: DeviceResource + 'static,
+    {
+        record(self, graph_pool.pool(), Some(graph_pool), body)
+    }
+}
+
+#[track_caller]
+fn record<U, R>(
+    stream: &Stream,
+    pool: &PoolResource<U>,
+    graph_pool: Option<&GraphPool<U>>,
+    body: impl FnOnce(&Stream) -> Result<R>,
+) -> Result<(Graph, R)>
+where
+    U: DeviceResource + 'static,
+{
+    pool.device().require(stream.device(), "the stream")?;
+    let site = CallSite::enter();
+    // Now, since making a stream may wait for the whole context, which would invalidate the capture.
+    pool.pool.upstream().own_stream()?;
+    let mut recording = Recording::acquire(stream)?;
+    let number = graph_pool.map(GraphPool::number);
+    let begun = pool.pool.begin_capture(stream, stream.id(), number, || recording.begin());
+    let (number, ()) = begun.map_err(|failure| match failure {
+        Failure::Captured => Error::new(
+            ErrorKind::Capture,
+            format!("{stream} is in capture, and another capture cannot begin on it"),
+        )
+        .with_advice("end the first, or use another stream"),
+        failure => pool.explain(failure, Asked::Capture),
+    })?;
+    let order = graph_pool.map(GraphPool::order);
+    let pool = &pool.pool;
+    let mut declared = DeclaredCapture { pool, stream, number, order, recording, open: true };
+    drop(site);
+    let result = body(stream)?;
+    let _site = CallSite::enter();
+    let graph = declared.finish()?;
+    Ok((graph, result))
 }
 
 fn require_awake<U: DeviceResource + 'static>(pool: &PoolHandle<U>) -> Result<()> {
@@ -128,11 +167,38 @@ fn require_awake<U: DeviceResource + 'static>(pool: &PoolHandle<U>) -> Result<()
     Ok(())
 }
 
+/// What a graph keeps in a pool.
+struct KeptInPool<U: DeviceResource + 'static> {
+    pool: WeakHandle<U>,
+    graph: usize,
+}
+
+impl<U: DeviceResource + 'static> GraphMemory for KeptInPool<U> {
+    fn require(&self) -> Result<()> {
+        let Some(pool) = self.pool.upgrade() else { return Ok(()) };
+        require_awake(&pool)?;
+        let lost = pool.overwritten_by(self.graph);
+        ensure!(
+            lost == 0,
+            InvalidArgument,
+            "drop that vector, make it before its capture, or give the graphs two graph pools",
+            "launching a graph would write over {} of a vector that the capture of another graph of its graph pool has left",
+            Count(lost as usize, "byte")
+        );
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        self.pool.upgrade().map_or(0, |pool| pool.held_by(self.graph))
+    }
+}
+
 /// A capture that is declared to a pool. Its drop abandons it, unless it is finished.
 struct DeclaredCapture<'a, U: DeviceResource + 'static> {
     pool: &'a PoolHandle<U>,
     stream: &'a Stream,
     number: usize,
+    order: Option<Arc<LaunchOrder>>,
     recording: Recording,
     open: bool,
 }
@@ -142,8 +208,8 @@ impl<U: DeviceResource + 'static> DeclaredCapture<'_, U> {
         let mut graph = self.recording.finish()?;
         self.open = false;
         let (pool, stream, number) = (self.pool.clone(), self.stream.clone(), self.number);
-        let memory = self.pool.downgrade();
-        graph.set_memory(move || memory.upgrade().map_or(Ok(()), |pool| require_awake(&pool)));
+        let memory = KeptInPool { pool: self.pool.downgrade(), graph: number };
+        graph.set_memory(Box::new(memory), self.order.take());
         graph.attach(Box::new(move |launched_on| pool.on_graph_drop(number, &stream, launched_on)));
         self.pool.end_capture(self.number);
         deferred::collect();

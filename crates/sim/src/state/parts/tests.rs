@@ -81,7 +81,7 @@ fn compare(parts: &Parts, model: &[Byte], random: &mut Random) {
         let range = (start, start + 1 + random.below(6) as u64);
         let bytes = &model[start as usize..(range.1.min(BYTES)) as usize];
         let is_inside = range.1 <= BYTES && bytes.iter().all(|byte| *byte == bytes[0]);
-        match (parts.check(range, false), bytes[0]) {
+        match (parts.check(range, AccessBy::Stream), bytes[0]) {
             (Ok(()), Byte::Allocated(_)) => assert!(is_inside, "{range:?} of {model:?}"),
             (Err(PartError::Outside { by, .. }), Byte::Allocated(number)) => {
                 assert!(!is_inside, "{range:?} of {model:?}");
@@ -103,14 +103,18 @@ fn compare(parts: &Parts, model: &[Byte], random: &mut Random) {
 fn memory_of_no_pool_is_accessible_and_ends_where_a_pool_begins() {
     let mut parts = Parts::default();
     parts.add_heap(1, (16, 32));
-    assert_eq!(parts.check((0, 16), false), Ok(()));
-    assert_eq!(parts.check((32, 64), false), Ok(()));
-    assert_eq!(parts.check((15, 17), false), Err(PartError::Unmapped));
-    assert_eq!(parts.check((31, 33), false), Err(PartError::Unmapped));
+    assert_eq!(parts.check((0, 16), AccessBy::Stream), Ok(()));
+    assert_eq!(parts.check((32, 64), AccessBy::Stream), Ok(()));
+    assert_eq!(parts.check((15, 17), AccessBy::Stream), Err(PartError::Unmapped));
+    assert_eq!(parts.check((31, 33), AccessBy::Stream), Err(PartError::Unmapped));
     parts.remove_heap(2, (16, 32));
-    assert_eq!(parts.check((16, 17), false), Err(PartError::Unmapped), "that is no heap of pool 2");
+    assert_eq!(
+        parts.check((16, 17), AccessBy::Stream),
+        Err(PartError::Unmapped),
+        "that is no heap of pool 2"
+    );
     parts.remove_heap(1, (16, 32));
-    assert_eq!(parts.check((0, 64), false), Ok(()));
+    assert_eq!(parts.check((0, 64), AccessBy::Stream), Ok(()));
 }
 
 #[test]
@@ -120,12 +124,12 @@ fn a_region_is_whole_again_when_a_pool_gives_a_part_of_it_back() {
     parts.allocate(1, region((8, 40), 1));
     let outside = Err(PartError::Outside { by: name(1), range: (8, 40) });
     parts.add_heap(2, (16, 24));
-    assert_eq!(parts.check((8, 16), false), Ok(()));
-    assert_eq!(parts.check((8, 17), false), outside);
-    assert_eq!(parts.check((24, 40), false), Ok(()));
+    assert_eq!(parts.check((8, 16), AccessBy::Stream), Ok(()));
+    assert_eq!(parts.check((8, 17), AccessBy::Stream), outside);
+    assert_eq!(parts.check((24, 40), AccessBy::Stream), Ok(()));
     parts.remove_heap(2, (16, 24));
-    assert_eq!(parts.check((8, 40), false), Ok(()));
-    assert_eq!(parts.check((8, 41), false), outside);
+    assert_eq!(parts.check((8, 40), AccessBy::Stream), Ok(()));
+    assert_eq!(parts.check((8, 41), AccessBy::Stream), outside);
 }
 
 #[test]
@@ -134,11 +138,38 @@ fn launches_alone_touch_what_is_kept_for_graphs() {
     parts.add_heap(1, (0, 64));
     parts.allocate(1, region((0, 16), 1));
     parts.free(1, (0, 16), name(2), true);
-    assert_eq!(parts.check((0, 16), true), Ok(()));
-    assert_eq!(parts.check((4, 8), true), Ok(()));
-    assert_eq!(parts.check((0, 17), true), Err(PartError::Freed(name(2))));
-    assert_eq!(parts.check((0, 16), false), Err(PartError::Freed(name(2))));
+    assert_eq!(parts.check((0, 16), AccessBy::Launch), Ok(()));
+    assert_eq!(parts.check((4, 8), AccessBy::Launch), Ok(()));
+    assert_eq!(parts.check((0, 17), AccessBy::Launch), Err(PartError::Freed(name(2))));
+    assert_eq!(parts.check((0, 16), AccessBy::Stream), Err(PartError::Freed(name(2))));
     parts.allocate(1, region((0, 16), 3));
     parts.free(1, (0, 16), name(4), false);
-    assert_eq!(parts.check((0, 16), true), Err(PartError::Freed(name(4))));
+    assert_eq!(parts.check((0, 16), AccessBy::Launch), Err(PartError::Freed(name(4))));
+}
+
+#[test]
+fn launches_touch_memory_of_other_captures_where_they_had_it_of_one() {
+    let mut parts = Parts::default();
+    parts.add_heap(1, (0, 64));
+    parts.allocate(1, region((0, 32), 1));
+    assert!(parts.is_in_region_of_capture((8, 32)));
+    assert!(!parts.is_in_region_of_capture((8, 33)) && !parts.is_in_region_of_capture((32, 40)));
+    parts.free(1, (0, 32), name(2), true);
+    assert!(!parts.is_in_region_of_capture((8, 32)), "freed");
+    // Another capture has it in other parts: one is in use, and one is freed.
+    parts.allocate(1, region((0, 8), 3));
+    parts.allocate(1, region((8, 24), 4));
+    parts.free(1, (8, 24), name(5), true);
+    assert_eq!(parts.check((0, 32), AccessBy::LaunchOfCaptured), Ok(()));
+    let outside = Err(PartError::Outside { by: name(3), range: (0, 8) });
+    assert_eq!(parts.check((0, 32), AccessBy::Launch), outside);
+    assert_eq!(parts.check((0, 32), AccessBy::Stream), outside);
+    assert_eq!(parts.check((0, 33), AccessBy::LaunchOfCaptured), outside, "past all of it");
+    // An ordinary vector lies there by now.
+    let order = AccessStamp { stream: 1, tick: 1, name: name(6) };
+    parts.allocate(1, Region { range: (24, 32), by: name(6), order: Some(order) });
+    assert!(!parts.is_in_region_of_capture((24, 32)));
+    assert_eq!(parts.check((0, 32), AccessBy::LaunchOfCaptured), outside);
+    parts.free(1, (24, 32), name(7), false);
+    assert_eq!(parts.check((0, 32), AccessBy::LaunchOfCaptured), outside);
 }
