@@ -67,6 +67,7 @@ impl<'a> Player<'a> {
         let on = home.id();
         self.says(|| format!("begins a capture on stream {on}; it ends {ending:?}"));
         let pool = self.pool.clone();
+        let graph_pool = lock(&self.shared.graph_pool).clone();
         let mut body = Body {
             player: self,
             home: home.clone(),
@@ -82,7 +83,11 @@ impl<'a> Player<'a> {
             stop: None,
         };
         let captured = catch_unwind(AssertUnwindSafe(|| {
-            home.capture(&pool, |_| body.run(busy)).map(|(graph, ())| graph)
+            let captured = match &graph_pool {
+                Some(graph_pool) => home.capture_in(graph_pool, |_| body.run(busy)),
+                None => home.capture(&pool, |_| body.run(busy)),
+            };
+            captured.map(|(graph, ())| graph)
         }));
         body.player.says(|| format!("the capture on stream {on} is over"));
         if let Some(stop) = body.stop.take() {

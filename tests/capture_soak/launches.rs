@@ -97,6 +97,13 @@ impl Body<'_, '_> {
         let launched = unsafe { graph.launch(&on) };
         let stream = on.id();
         player.says(|| format!("launches the graph on stream {stream}"));
+        if let Err(error) = &launched
+            && error.kind() == ErrorKind::InvalidArgument
+            && player.shared.setup.shares_memory
+        {
+            player.count("launches that would write over a vector");
+            return Ok(false);
+        }
         if player.took("graphs launched", launched)?.is_none() {
             return Ok(false);
         }

@@ -116,6 +116,7 @@ fn settle(shared: &Shared, complaints: &Complaints) -> Step {
     lock(&shared.events).clear();
     shared.verdict()?;
     shared.device.synchronize().map_err(strict("waiting for the device"))?;
+    drop(lock(&shared.graph_pool).take());
     let pool = lock(&shared.pool).take();
     // Else what is freed late keeps it.
     if shared.seed.is_multiple_of(2) {

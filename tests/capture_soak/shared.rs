@@ -16,6 +16,7 @@ use std::sync::{
 };
 
 pub(crate) type Pool = PoolResource<CudaResource>;
+pub(crate) type GraphPool = aquifer::mr::GraphPool<CudaResource>;
 pub(crate) type Words = DeviceVec<u32>;
 pub(crate) type Pinned = AllocVec<u32, PinnedResource>;
 
@@ -111,6 +112,8 @@ pub(crate) struct Setup {
     pub(crate) loses: bool,
     /// The threads try the same again and again.
     pub(crate) takes_turns: bool,
+    /// The graphs of all threads share memory.
+    pub(crate) shares_memory: bool,
 }
 
 impl Setup {
@@ -125,6 +128,7 @@ impl Setup {
             pinned: !random.one_in(4),
             loses: random.one_in(40) && !on_gpu,
             takes_turns: random.one_in(200),
+            shares_memory: random.one_in(2),
         }
     }
 
@@ -144,6 +148,7 @@ pub(crate) struct Shared {
     /// Those of them that another library owns, by their places.
     pub(crate) foreign: Mutex<Vec<(usize, Foreign)>>,
     pub(crate) pool: Mutex<Option<Pool>>,
+    pub(crate) graph_pool: Mutex<Option<GraphPool>>,
     pub(crate) pinned: PinnedResource,
     /// Handed from one thread to another.
     pub(crate) items: Mutex<Vec<Item>>,
@@ -177,12 +182,15 @@ impl Shared {
             streams.push(made.stream()?);
             foreign.push((streams.len() - 1, made));
         }
+        let pool = PoolResource::new(CudaResource::new(&device))?;
+        let graph_pool = setup.shares_memory.then(|| pool.graph_pool()).transpose()?;
         Ok(Self {
             seed,
             simulator: device.simulator(),
             streams: Mutex::new(streams),
             foreign: Mutex::new(foreign),
-            pool: Mutex::new(Some(PoolResource::new(CudaResource::new(&device))?)),
+            pool: Mutex::new(Some(pool)),
+            graph_pool: Mutex::new(graph_pool),
             pinned: PinnedResource::new(&device)?,
             device,
             items: Mutex::default(),

@@ -259,6 +259,84 @@ fn what_a_capture_leaves_over_is_not_written_over() {
 }
 
 #[test]
+fn what_a_capture_leaves_over_comes_after_launches_and_before_later_ones() {
+    for seed in 0..20 {
+        let (device, simulator) = support::simulated(SimConfig::default().seed(seed));
+        let (a, b, c) = (device.new_stream(), device.new_stream(), device.new_stream());
+        let (a, b, c) = (a.unwrap(), b.unwrap(), c.unwrap());
+        let pool = pool_of(&device, 4 * MIB);
+        let graph_pool = pool.graph_pool().unwrap();
+        let mut out = words(&a, &pool, 0, 64).unwrap();
+        let first = plus_one(&a, &graph_pool, (&mut out, 6, WORDS));
+        launch(&first, &b);
+        // It is written without a launch of its graph, while the first may still run.
+        let capture = || a.capture_in(&graph_pool, |a| words(a, &pool, 9, 1024)).unwrap();
+        let (second, mut left) = capture();
+        left.fill(3).unwrap();
+        assert_eq!(all(&left), 3, "seed {seed}");
+        left.set_stream(&c).unwrap();
+        left.fill(4).unwrap();
+        drop(left);
+        // Elsewhere than all of that.
+        launch(&first, &b);
+        b.synchronize().unwrap();
+        drop(second);
+        // The same where the graph that runs is gone before the capture ends.
+        let gone = plus_one(&a, &graph_pool, (&mut out, 8, WORDS));
+        let mut gone = Some(gone);
+        let (last, mut left) = a
+            .capture_in(&graph_pool, |a| {
+                let vec = words(a, &pool, 9, 1024)?;
+                let gone = gone.take().unwrap();
+                launch(&gone, &b);
+                Ok(vec)
+            })
+            .unwrap();
+        left.fill(6).unwrap();
+        assert_eq!(all(&left), 6, "seed {seed}");
+        drop((last, left));
+        launch(&first, &b);
+        b.synchronize().unwrap();
+        // The same of a capture that fails.
+        let mut left = None;
+        launch(&first, &b);
+        let failed = a.capture_in(&graph_pool, |a| {
+            left = Some(words(a, &pool, 9, 1024)?);
+            Err::<(), _>(aquifer::Error::new(ErrorKind::InvalidArgument, "mine"))
+        });
+        assert_eq!(kind(failed), ErrorKind::InvalidArgument);
+        let mut left = left.unwrap();
+        left.fill(5).unwrap();
+        assert_eq!(all(&left), 5, "seed {seed}");
+        drop(left);
+        launch(&first, &c);
+        out.set_stream(&c).unwrap();
+        assert_eq!(all(&out), 7);
+        simulator.check().unwrap();
+    }
+}
+
+#[test]
+fn a_launch_behind_a_vector_whose_stream_is_in_capture_is_refused() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let (a, b) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = pool_of(&device, 4 * MIB);
+    let graph_pool = pool.graph_pool().unwrap();
+    let mut out = words(&a, &pool, 0, 64).unwrap();
+    let first = plus_one(&a, &graph_pool, (&mut out, 6, WORDS));
+    let (second, mut left) = a.capture_in(&graph_pool, |a| words(a, &pool, 9, 1024)).unwrap();
+    left.fill(3).unwrap();
+    drop(left);
+    let (_third, refused) = a.capture(&pool, |_| Ok(kind(try_launch(&first, &b)))).unwrap();
+    assert_eq!(refused, ErrorKind::Capture);
+    launch(&first, &b);
+    a.wait_for(&b).unwrap();
+    assert_eq!(all(&out), 7);
+    drop(second);
+    simulator.check().unwrap();
+}
+
+#[test]
 fn a_vector_of_one_graph_that_another_one_frees_is_no_scratch_memory() {
     let device = support::device();
     let stream = device.new_stream().unwrap();

@@ -43,10 +43,38 @@ impl<U: Upstream> Pool<U> {
         self.graphs.lock().bytes_of(graph)
     }
 
-    /// Bytes of live vectors that captures of other graphs have left over where this graph works. A launch would write over
-    /// them.
-    pub fn overwritten_by(&self, graph: usize) -> u64 {
-        self.graphs.lock().overwritten_by(graph)
+    /// Has a launch of a graph on `stream` come after the last uses of vectors that captures of other graphs had left over
+    /// where this graph works. Returns the bytes of those that live, over which it would write: it may not be launched then.
+    /// From here to the launch no capture of this graph pool ends.
+    pub fn order_launch(
+        &self,
+        graph: usize,
+        stream: &U::Stream,
+        stream_id: u64,
+    ) -> Result<u64, Failure<U::Error>> {
+        let after = {
+            let graphs = self.graphs.lock();
+            match graphs.overwritten_by(graph) {
+                0 => graphs.launches_after(graph),
+                bytes => return Ok(bytes),
+            }
+        };
+        if !after.is_empty() {
+            let _deferred = defer_events();
+            let slot = self.find_or_make_slot(stream, stream_id)?;
+            let slot = self.slot(slot).ok_or(Failure::Crowded)?;
+            for (source, stamp) in after {
+                self.make_wait(slot, stream, source, stamp)?;
+            }
+        }
+        Ok(0)
+    }
+
+    /// The capture of a graph is about to end: nothing more is allocated for it where other graphs work. Returns whether
+    /// blocks are left over. The next use of these comes after all launches of graphs of this graph pool, also of those that
+    /// are gone: that is the caller's to see to, before another launch may begin.
+    pub fn note_left_over(&self, graph: usize) -> bool {
+        self.graphs.lock().end_capture(graph)
     }
 
     /// Declares a capture on `stream`, which `begin` begins, in a graph pool or one of its own. Returns the
@@ -111,14 +139,10 @@ impl<U: Upstream> Pool<U> {
         Ok(())
     }
 
-    /// The capture is over: the stream's memory is as any other's again, but for what the graph
-    /// keeps.
+    /// The capture is over, after [`note_left_over`](Self::note_left_over): the stream's memory is as any other's again, but
+    /// for what the graph keeps.
     pub fn end_capture(&self, graph: usize) {
-        let slot_id = {
-            let mut graphs = self.graphs.lock();
-            graphs.end_capture(graph);
-            graphs.slot(graph)
-        };
+        let slot_id = self.graphs.lock().slot(graph);
         let Some(slot) = slot_id.and_then(|slot_id| self.slot(slot_id)) else { return };
         {
             let _reclaim = self.reclaim_lock.lock();

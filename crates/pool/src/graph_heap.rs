@@ -12,7 +12,8 @@
 //! | live, of the capture that allocated it | that one, and former ones | nobody | run |
 //! | free | one or more | captures of this graph pool | run |
 //! | live, and left over by its capture | that one | nobody | run |
-//! | the same | former ones, too | nobody | of the former ones are refused ([`Pool::overwritten_by`](super::Pool::overwritten_by)) |
+//! | the same | former ones, too | nobody | of the former ones are refused ([`Pool::order_launch`](super::Pool::order_launch)) |
+//! | free, and was left over | former ones, too | captures of this graph pool | of the former ones come after its free |
 //!
 //! Free memory has the tag and the stamp that it had before its capture allocated it, since a launch of another graph may
 //! be the first one to use it. What is freed outside of captures has those of that free.
@@ -51,12 +52,19 @@ struct Chunk {
 
 #[derive(Debug, Default)]
 struct User {
+    /// The thread that records. Others that allocate on its stream give the stream their work when the capture is over: a
+    /// launch may not write over what they get.
+    thread: u64,
     /// All that the graph may use, in order. Adjacent ones are one.
     ranges: Vec<Range>,
     /// The blocks that its capture has allocated and not freed, with the tag and stamp that they had.
     made: BTreeMap<Node, (Tag, usize)>,
+    /// Its capture is over, or about to be.
+    has_ended: bool,
     /// Live blocks that captures of other graphs have left over where this graph works.
     overwrites: Vec<Node>,
+    /// The frees of such blocks: each launch comes after them. One for each slot.
+    after: BTreeMap<SlotId, usize>,
 }
 
 /// A block of a graph heap.
@@ -79,8 +87,8 @@ impl GraphHeap {
         !self.is_open && self.users.is_empty() && self.chunks.is_empty()
     }
 
-    pub(super) fn begin(&mut self, graph: usize) {
-        self.users.insert(graph, User::default());
+    pub(super) fn begin(&mut self, graph: usize, thread: u64) {
+        self.users.insert(graph, User { thread, ..User::default() });
     }
 
     pub(super) fn free_bytes(&self) -> usize {
@@ -111,13 +119,17 @@ impl GraphHeap {
         token_of(pool_mark, self.id, node) | GRAPH_BIT
     }
 
-    /// A block of free memory for a capture of `graph`. `ready` gives the last stamp of a tag that the capture comes after.
+    /// A block of free memory for a capture of `graph` on this thread. `ready` gives the last stamp of a tag that the capture comes after.
     pub(super) fn allocate(
         &mut self,
-        graph: usize,
+        (graph, thread): (usize, u64),
         (units, align): (u32, u64),
         ready: impl Fn(Tag) -> usize,
     ) -> Option<GraphBlock> {
+        // What is left over of it is known by now.
+        if self.users.get(&graph).is_none_or(|user| user.has_ended || user.thread != thread) {
+            return None;
+        }
         let (tag, taken) = self.heap.find_tag(|heap, tag| {
             let taken = heap.allocate_exhaustive(tag, units, align, ready(tag))?;
             Some((tag, taken))
@@ -183,7 +195,12 @@ impl GraphHeap {
         self.heap.free(node, slot, stamp)?;
         for user in self.users.values_mut() {
             user.made.remove(&node);
+            let before = user.overwrites.len();
             user.overwrites.retain(|other| *other != node);
+            if user.overwrites.len() < before {
+                let latest = user.after.entry(slot).or_default();
+                *latest = stamp.max(*latest);
+            }
         }
         let is_used = |chunk: Range| self.users.values().any(|user| overlaps(&user.ranges, chunk));
         Ok(self.chunks_in(range).any(|chunk| !is_used(chunk) && self.is_free(chunk)))
@@ -196,18 +213,26 @@ impl GraphHeap {
         from.filter(move |chunk| chunk.1 > start)
     }
 
-    /// The capture of a graph is over. Launches of other graphs that would write over what it has left are refused from
-    /// here on.
-    pub(super) fn end_capture(&mut self, graph: usize) {
-        let Some(user) = self.users.get_mut(&graph) else { return };
+    /// The capture of a graph is about to end. Launches of other graphs that would write over what it has left are refused
+    /// from here on. Returns whether it has left something over, where graphs that are gone may still run.
+    pub(super) fn end_capture(&mut self, graph: usize) -> bool {
+        let Some(user) = self.users.get_mut(&graph) else { return false };
+        user.has_ended = true;
         let left: Vec<Node> = std::mem::take(&mut user.made).into_keys().collect();
-        for node in left {
-            let Some(range) = self.range(node) else { continue };
+        for node in &left {
+            let Some(range) = self.range(*node) else { continue };
             let others = self.users.iter_mut().filter(|(other, _)| **other != graph);
             for (_, user) in others.filter(|(_, user)| overlaps(&user.ranges, range)) {
-                user.overwrites.push(node);
+                user.overwrites.push(*node);
             }
         }
+        !left.is_empty()
+    }
+
+    /// The frees that each launch of a graph comes after.
+    pub(super) fn launches_after(&self, graph: usize) -> Vec<(SlotId, usize)> {
+        let after = self.users.get(&graph).map(|user| &user.after);
+        after.into_iter().flatten().map(|(slot, stamp)| (*slot, *stamp)).collect()
     }
 
     /// Bytes of the live vectors of other graphs that a launch of this graph would write over.

@@ -10,6 +10,7 @@ use super::block::{Block, GRAPH_BIT, SlotId, node_of, owner_of};
 use super::graph_heap::{GraphBlock, GraphHeap, GraphPoolId};
 use super::magazine::Cached;
 use crate::heap::{NotLive, Tag};
+use crate::sync::thread_id;
 use std::collections::{BTreeMap, HashMap};
 
 #[derive(Debug)]
@@ -101,7 +102,7 @@ impl<S> Graphs<S> {
     pub(super) fn begin(&mut self, graph: usize, slot: SlotId, pool: GraphPoolId) {
         self.graphs.insert(graph, GraphMemory { slot, upto: 0, pool, kept: Vec::new() });
         if let Some(heap) = self.heaps.get_mut(&pool) {
-            heap.begin(graph);
+            heap.begin(graph, thread_id::assign());
         }
     }
 
@@ -128,11 +129,14 @@ impl<S> Graphs<S> {
         self.graphs.get(&graph).map(|memory| memory.slot)
     }
 
-    /// The capture of a graph is over.
-    pub(super) fn end_capture(&mut self, graph: usize) {
-        if let Some(heap) = self.heap_of_mut(graph) {
-            heap.end_capture(graph);
-        }
+    /// The capture of a graph is about to end. Returns whether it leaves something over.
+    pub(super) fn end_capture(&mut self, graph: usize) -> bool {
+        self.heap_of_mut(graph).is_some_and(|heap| heap.end_capture(graph))
+    }
+
+    /// The frees that each launch of a graph comes after.
+    pub(super) fn launches_after(&self, graph: usize) -> Vec<(SlotId, usize)> {
+        self.heap_of(graph).map_or_else(Vec::new, |heap| heap.launches_after(graph))
     }
 
     fn heap_of(&self, graph: usize) -> Option<&GraphHeap> {
@@ -166,14 +170,14 @@ impl<S> Graphs<S> {
         self.heap_of(graph).map_or_else(Vec::new, GraphHeap::tags)
     }
 
-    /// A block for a graph from its graph pool.
+    /// A block for a graph from its graph pool, if this thread records the graph.
     pub(super) fn allocate(
         &mut self,
         graph: usize,
         size: (u32, u64),
         ready: impl Fn(Tag) -> usize,
     ) -> Option<GraphBlock> {
-        self.heap_of_mut(graph)?.allocate(graph, size, ready)
+        self.heap_of_mut(graph)?.allocate((graph, thread_id::assign()), size, ready)
     }
 
     /// A new chunk of a graph's pool, which the graph gets. `number` is that of its upstream block, and `from` the tag and

@@ -40,7 +40,11 @@ pub struct Graph {
 
 /// The memory that a graph keeps.
 pub(crate) trait GraphMemory: Send + Sync {
-    /// An error if a launch may not use it now.
+    /// Has a launch on a stream come after other uses of it. The caller is inside of no gate. An error if the memory has
+    /// another user now. Until the launch no capture ends in the same [`LaunchOrder`].
+    fn order(&self, stream: &Stream) -> Result<()>;
+
+    /// An error if it is not there now.
     fn require(&self) -> Result<()>;
 
     /// Its bytes.
@@ -60,7 +64,7 @@ struct LastLaunch {
     event: Option<Event>,
 }
 
-/// The turn of one launch.
+/// The turn of one launch, or of the end of a capture.
 struct Turn<'a> {
     last: MutexGuard<'a, Option<LastLaunch>>,
 }
@@ -70,12 +74,39 @@ impl LaunchOrder {
     fn turn(&self, stream: &Stream) -> Result<Turn<'_>> {
         let mut last = self.last.lock();
         if let Some(last) = &mut *last
-            && last.event.is_none()
             && last.stream != *stream
         {
-            last.event = Some(last.stream.begin_call()?.record()?);
+            last.record_if_missing()?;
         }
         Ok(Turn { last })
+    }
+
+    /// Ends the body of a capture on `stream`. `note` says whether it leaves memory over, which graphs of this order may
+    /// have used: its next use comes after their launches.
+    pub(crate) fn end_body(&self, stream: &Stream, note: impl FnOnce() -> bool) -> Result<()> {
+        let mut last = self.last.lock();
+        let is_left = note();
+        match &mut *last {
+            Some(last) if is_left && last.stream != *stream => last.order_before(stream),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl LastLaunch {
+    fn record_if_missing(&mut self) -> Result<&Event> {
+        let event = match self.event.take() {
+            Some(event) => event,
+            None => self.stream.begin_call()?.record()?,
+        };
+        Ok(self.event.insert(event))
+    }
+
+    /// Has a stream in a declared capture of this thread come after the launch: its launches, and itself after the capture.
+    fn order_before(&mut self, stream: &Stream) -> Result<()> {
+        let ordered = self.record_if_missing().and_then(|event| stream.begin_call()?.wait(event));
+        // The host can wait where the streams cannot.
+        ordered.or_else(|_| self.stream.synchronize_uncaptured())
     }
 }
 
@@ -162,6 +193,9 @@ impl Graph {
         not_forked("a graph")?;
         // Outside of the gate: the turn may need another stream's.
         let mut turn = self.order.as_ref().map(|order| order.turn(stream)).transpose()?;
+        if turn.is_some() {
+            self.memory.as_ref().map_or(Ok(()), |memory| memory.order(stream))?;
+        }
         let call = stream.begin_call()?;
         // The driver would refuse too, and the capture be lost.
         call.refuse_capture("launching a graph")?;

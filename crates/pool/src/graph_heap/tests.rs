@@ -5,6 +5,8 @@ use crate::Block;
 use std::collections::BTreeSet;
 
 const UNIT: u64 = 1 << UNIT_SHIFT;
+/// The thread that records.
+const HERE: u64 = 5;
 const OWN: SlotId = 7;
 const OTHER: SlotId = 9;
 
@@ -14,7 +16,7 @@ fn chunk(at: u64, units: u64) -> Block {
 
 fn heap_with(graphs: &[usize]) -> GraphHeap {
     let mut heap = GraphHeap::new(3, false);
-    graphs.iter().for_each(|graph| heap.begin(*graph));
+    graphs.iter().for_each(|graph| heap.begin(*graph, HERE));
     heap
 }
 
@@ -30,17 +32,20 @@ fn tokens(free: &[Cached]) -> Vec<u64> {
 #[test]
 fn captures_take_what_others_have_freed_and_only_where_it_is_ready() {
     let mut heap = heap_with(&[1, 2]);
-    assert!(heap.allocate(1, (4, 256), any).is_none(), "there is nothing yet");
+    assert!(heap.allocate((1, HERE), (4, 256), any).is_none(), "there is nothing yet");
     let first = heap.add_chunk(1, &chunk(16, 4), 0, (OWN, 5)).unwrap();
     assert_eq!((first.address, first.units), (16 * UNIT, 4));
-    assert!(heap.allocate(2, (1, 256), any).is_none(), "it is in use");
+    assert!(heap.allocate((2, HERE), (1, 256), any).is_none(), "it is in use");
     assert_eq!(heap.free_made(first.node, 2), Err(NotLive(first.node)), "not its own");
     heap.free_made(first.node, 1).unwrap();
     assert_eq!(heap.free_made(first.node, 1), Err(NotLive(first.node)), "twice");
     assert_eq!(heap.tags(), [OWN]);
     // It has the stamp that it had before its capture took it.
-    assert!(heap.allocate(2, (2, 256), |tag| if tag == OWN { 4 } else { usize::MAX }).is_none());
-    let second = heap.allocate(2, (2, 256), |tag| if tag == OWN { 5 } else { 0 }).unwrap();
+    assert!(
+        heap.allocate((2, HERE), (2, 256), |tag| if tag == OWN { 4 } else { usize::MAX }).is_none()
+    );
+    assert!(heap.allocate((2, HERE + 1), (2, 256), any).is_none(), "another thread");
+    let second = heap.allocate((2, HERE), (2, 256), |tag| if tag == OWN { 5 } else { 0 }).unwrap();
     assert_eq!(second.address, first.address);
     assert_eq!((heap.bytes_of(1), heap.bytes_of(2)), (1024, 512));
     assert_eq!((heap.bytes(), heap.free_bytes(), heap.graphs()), (1024, 512, 2));
@@ -57,21 +62,24 @@ fn what_a_capture_leaves_over_stops_the_graphs_that_would_write_over_it() {
     let mut heap = heap_with(&[1, 2, 3]);
     let scratch = heap.add_chunk(1, &chunk(0, 8), 0, (0, 0)).unwrap();
     heap.free_made(scratch.node, 1).unwrap();
-    let left = heap.allocate(2, (2, 256), any).unwrap();
-    let freed = heap.allocate(2, (2, 256), any).unwrap();
+    let left = heap.allocate((2, HERE), (2, 256), any).unwrap();
+    let freed = heap.allocate((2, HERE), (2, 256), any).unwrap();
     heap.free_made(freed.node, 2).unwrap();
     assert_eq!(
         heap.overwritten_by(1),
         0,
         "the capture is not over, and its memory has no contents"
     );
-    heap.end_capture(2);
+    assert!(heap.end_capture(2));
     assert_eq!([1, 2, 3].map(|graph| heap.overwritten_by(graph)), [2 * UNIT, 0, 0]);
     // A capture of later works elsewhere.
-    let third = heap.allocate(3, (6, 256), any).unwrap();
-    heap.end_capture(3);
+    assert!(heap.allocate((2, HERE), (1, 256), any).is_none(), "its capture is over");
+    let third = heap.allocate((3, HERE), (6, 256), any).unwrap();
+    assert!(heap.end_capture(3));
     assert_eq!([1, 2, 3].map(|graph| heap.overwritten_by(graph)), [8 * UNIT, 6 * UNIT, 0]);
+    assert_eq!(heap.launches_after(1), []);
     assert_eq!(heap.free(left.node, OWN, 1), Ok(false));
+    assert_eq!([1, 2, 3].map(|graph| heap.launches_after(graph)), [vec![(OWN, 1)], vec![], vec![]]);
     assert_eq!(heap.free(left.node, OWN, 1), Err(NotLive(left.node)));
     assert_eq!([1, 2, 3].map(|graph| heap.overwritten_by(graph)), [6 * UNIT, 6 * UNIT, 0]);
     // Graphs that are gone stop nobody, and the vector stays.
@@ -93,7 +101,7 @@ fn what_a_capture_leaves_over_stops_the_graphs_that_would_write_over_it() {
 #[test]
 fn a_heap_that_is_open_stays() {
     let mut heap = GraphHeap::new(0, true);
-    heap.begin(1);
+    heap.begin(1, HERE);
     let block = heap.add_chunk(1, &chunk(0, 1), 0, (0, 0)).unwrap();
     heap.free_made(block.node, 1).unwrap();
     assert_eq!(tokens(&heap.end(1, OWN, 0)), [0]);
@@ -124,21 +132,22 @@ fn it_is_what_a_model_of_bytes_says() {
                 graphs.iter().filter(|(_, it)| it.1).map(|(graph, _)| *graph).collect();
             match random.u32(..10) {
                 0 | 1 if recording.len() < 3 => {
-                    heap.begin(next_graph);
+                    heap.begin(next_graph, HERE);
                     graphs.insert(next_graph, (BTreeSet::new(), true));
                     next_graph += 1;
                 }
                 2..=5 if !recording.is_empty() => {
                     let graph = recording[random.usize(..recording.len())];
                     let size = random.u32(1..9);
-                    let block = heap.allocate(graph, (size, 256), any).unwrap_or_else(|| {
-                        // Some adjoin.
-                        next_chunk += u64::from(random.bool());
-                        let new = chunk(next_chunk, u64::from(size));
-                        chunks.insert(next_chunk, u64::from(size));
-                        next_chunk += u64::from(size);
-                        heap.add_chunk(graph, &new, 0, (OWN, 0)).unwrap()
-                    });
+                    let block =
+                        heap.allocate((graph, HERE), (size, 256), any).unwrap_or_else(|| {
+                            // Some adjoin.
+                            next_chunk += u64::from(random.bool());
+                            let new = chunk(next_chunk, u64::from(size));
+                            chunks.insert(next_chunk, u64::from(size));
+                            next_chunk += u64::from(size);
+                            heap.add_chunk(graph, &new, 0, (OWN, 0)).unwrap()
+                        });
                     assert_eq!(block.units, size);
                     let is_live = |unit: u64| live.iter().any(|it| units(&it.0).contains(&unit));
                     assert!(!units(&block).any(is_live), "handed out twice");

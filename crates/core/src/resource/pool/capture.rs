@@ -3,6 +3,7 @@
 use super::graph_pool::GraphPool;
 use super::handle::{PoolHandle, WeakHandle};
 use super::{Asked, PoolResource};
+use crate::debug_log::event;
 use crate::driver::CallSite;
 use crate::driver::is_forked_child;
 use crate::error::{Error, ErrorKind, Result, ensure};
@@ -41,6 +42,8 @@ impl Stream {
     /// for the others, so that work that was ordered in the graph is ordered outside of it, too.
     ///
     /// Keep in mind:
+    /// - A launch leaves in a vector that `body` has made what the captured work writes there last. Bytes that it does not
+    ///   write are anything after it.
     /// - Nothing that is recorded has run. A vector that was made by [`zeroed`](crate::DeviceVec::zeroed) in a capture
     ///   has contents once the graph was launched. Read before, it gives whatever bytes were there. The simulated
     ///   device reports such a read as [`ErrorKind::Simulation`] if they were never written.
@@ -174,10 +177,17 @@ struct KeptInPool<U: DeviceResource + 'static> {
 }
 
 impl<U: DeviceResource + 'static> GraphMemory for KeptInPool<U> {
-    fn require(&self) -> Result<()> {
+    fn order(&self, stream: &Stream) -> Result<()> {
         let Some(pool) = self.pool.upgrade() else { return Ok(()) };
-        require_awake(&pool)?;
-        let lost = pool.overwritten_by(self.graph);
+        let ordered = pool.order_launch(self.graph, stream, stream.id());
+        let lost = ordered.map_err(|failure| match failure {
+            Failure::Upstream(error) => error,
+            _ => Error::new(
+                ErrorKind::Capture,
+                format!("a launch on {stream} cannot come after the last use of a vector, whose stream is in capture"),
+            )
+            .with_advice("launch the graph before that capture or after it"),
+        })?;
         ensure!(
             lost == 0,
             InvalidArgument,
@@ -186,6 +196,10 @@ impl<U: DeviceResource + 'static> GraphMemory for KeptInPool<U> {
             Count(lost as usize, "byte")
         );
         Ok(())
+    }
+
+    fn require(&self) -> Result<()> {
+        self.pool.upgrade().map_or(Ok(()), |pool| require_awake(&pool))
     }
 
     fn bytes(&self) -> usize {
@@ -204,7 +218,18 @@ struct DeclaredCapture<'a, U: DeviceResource + 'static> {
 }
 
 impl<U: DeviceResource + 'static> DeclaredCapture<'_, U> {
+    /// Ends the body, before the driver ends the capture.
+    fn end_body(&mut self) -> Result<()> {
+        let note = || self.pool.note_left_over(self.number);
+        match &self.order {
+            Some(order) => order.end_body(self.stream, note),
+            // No other graph has its memory.
+            None => Ok(()),
+        }
+    }
+
     fn finish(&mut self) -> Result<Graph> {
+        self.end_body()?;
         let mut graph = self.recording.finish()?;
         self.open = false;
         let (pool, stream, number) = (self.pool.clone(), self.stream.clone(), self.number);
@@ -221,6 +246,10 @@ impl<U: DeviceResource + 'static> Drop for DeclaredCapture<'_, U> {
     fn drop(&mut self) {
         if !self.open || is_forked_child() {
             return;
+        }
+        if let Err(error) = self.end_body() {
+            let stream = self.stream;
+            event!(error, %error, %stream, "vectors of a capture that failed may be written over by graphs of its graph pool");
         }
         self.recording.abandon();
         self.pool.end_capture(self.number);
