@@ -6,8 +6,9 @@ use crate::stack::{self, Stack, device};
 use crate::status::{Failure, aquifer_status as Status};
 use crate::{handles, memory, open_streams, page_map, route};
 use aquifer_rs::{Device, Stream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 /// An open stream, and its number.
@@ -56,6 +57,24 @@ fn is_warm(stack: u32, stream: u32) -> bool {
     true
 }
 
+/// One of two threads that meet. Where the other one fails, this one does, and waits no longer.
+struct Party {
+    other: Sender<()>,
+    own: Receiver<()>,
+}
+
+impl Party {
+    fn both() -> [Self; 2] {
+        let ((first, of_first), (second, of_second)) = (mpsc::channel(), mpsc::channel());
+        [Self { other: second, own: of_first }, Self { other: first, own: of_second }]
+    }
+
+    fn meet(&self) {
+        let _ = self.other.send(());
+        self.own.recv().expect("the other thread goes on");
+    }
+}
+
 #[track_caller]
 fn says<T>(result: Result<T, Failure>, status: Status, text: &str) {
     let Err(failure) = result else { panic!("it was not refused") };
@@ -75,21 +94,22 @@ fn a_capture_keeps_nothing_of_what_other_threads_free_on_their_streams() {
         let stack = Stack::create(Some("pool(cuda, max=4GiB)"), &device).unwrap();
         let of_stack = stack::get(stack).unwrap();
         let statistics = || of_stack.resources.pool_statistics().unwrap();
-        let begun = Barrier::new(2);
-        let over = Barrier::new(2);
+        let [own, other] = Party::both();
         std::thread::scope(|threads| {
-            let captures = threads.spawn(|| {
+            let (of_stack, device, captured) = (&of_stack, &device, &captured);
+            let captures = threads.spawn(move || {
                 of_stack.begin_capture((1, 1), Scope::of_streams(&[one]).unwrap()).unwrap();
-                device.simulator().unwrap().start_capture(&captured).unwrap();
+                device.simulator().unwrap().start_capture(captured).unwrap();
                 let block = memory::allocate(stack, BYTES, 0, one).unwrap();
                 assert!(is_of_capture(block));
-                begun.wait();
-                over.wait();
-                assert!(device.simulator().unwrap().stop_capture(&captured), "it is whole");
-                memory::end_capture(&of_stack, (1, 1)).unwrap();
+                other.meet();
+                other.meet();
+                assert!(device.simulator().unwrap().stop_capture(captured), "it is whole");
+                memory::end_capture(of_stack, (1, 1)).unwrap();
                 block
             });
-            begun.wait();
+            let own = own;
+            own.meet();
             let of_graph = statistics().reserved;
             assert!(of_graph <= 64 << 20, "{of_graph}");
             let allocate = |bytes| memory::allocate(stack, bytes, 0, two).unwrap();
@@ -102,7 +122,7 @@ fn a_capture_keeps_nothing_of_what_other_threads_free_on_their_streams() {
             let peak = statistics().peak_reserved;
             assert!(peak < of_graph + BLOCKS * BYTES * 5 / 4, "{peak}");
             blocks.into_iter().for_each(free);
-            over.wait();
+            own.meet();
             let of_capture = captures.join().unwrap();
             // The graph is not released.
             of_stack.resources.wait_and_trim(0).unwrap();
@@ -156,39 +176,41 @@ fn two_threads_capture_at_once_each_on_its_stream() {
     let (_, beside) = open(&device);
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
     let of_stack = stack::get(stack).unwrap();
-    let together = Barrier::new(2);
+    let capture = |number: usize, party: Party| {
+        let ((stream, on), key) = (&streams[number], (7, number as u64));
+        of_stack.begin_capture(key, Scope::of_streams(&[*on]).unwrap()).unwrap();
+        simulator.start_capture(stream).unwrap();
+        party.meet();
+        let kept = memory::allocate(stack, BYTES, 0, *on).unwrap();
+        for _ in 0..100 {
+            let block = memory::allocate(stack, BYTES, 0, *on).unwrap();
+            assert_eq!(route_of_capture(block), route_of_capture(kept));
+            memory::deallocate(block, 0, Some(*on)).unwrap();
+        }
+        party.meet();
+        // The first ends here, and the second is in its capture still.
+        if number == 0 {
+            assert!(simulator.stop_capture(stream), "it is whole");
+            memory::end_capture(&of_stack, key).unwrap();
+            assert!(!takes(stack, *on));
+        }
+        party.meet();
+        if number == 1 {
+            assert!(takes(stack, *on));
+            assert!(simulator.stop_capture(stream), "it is whole");
+            memory::end_capture(&of_stack, key).unwrap();
+            assert!(!takes(stack, *on));
+        }
+        assert!(!takes(stack, beside));
+        let route = route_of_capture(kept).unwrap();
+        memory::deallocate(kept, 0, Some(*on)).unwrap();
+        route
+    };
+    let [first, second] = Party::both();
+    let capture = &capture;
     let routes: Vec<_> = std::thread::scope(|threads| {
-        let capture = |number: usize| {
-            let ((stream, on), key) = (&streams[number], (7, number as u64));
-            of_stack.begin_capture(key, Scope::of_streams(&[*on]).unwrap()).unwrap();
-            simulator.start_capture(stream).unwrap();
-            together.wait();
-            let kept = memory::allocate(stack, BYTES, 0, *on).unwrap();
-            for _ in 0..100 {
-                let block = memory::allocate(stack, BYTES, 0, *on).unwrap();
-                assert_eq!(route_of_capture(block), route_of_capture(kept));
-                memory::deallocate(block, 0, Some(*on)).unwrap();
-            }
-            together.wait();
-            // The first ends here, and the second is in its capture still.
-            if number == 0 {
-                assert!(simulator.stop_capture(stream), "it is whole");
-                memory::end_capture(&of_stack, key).unwrap();
-                assert!(!takes(stack, *on));
-            }
-            together.wait();
-            if number == 1 {
-                assert!(takes(stack, *on));
-                assert!(simulator.stop_capture(stream), "it is whole");
-                memory::end_capture(&of_stack, key).unwrap();
-                assert!(!takes(stack, *on));
-            }
-            assert!(!takes(stack, beside));
-            let route = route_of_capture(kept).unwrap();
-            memory::deallocate(kept, 0, Some(*on)).unwrap();
-            route
-        };
-        let threads = [0, 1].map(|number| threads.spawn(move || capture(number)));
+        let threads = [(0, first), (1, second)]
+            .map(|(number, party)| threads.spawn(move || capture(number, party)));
         threads.map(|thread| thread.join().unwrap()).into()
     });
     assert_ne!(routes[0], routes[1], "each has a pool of its own");
@@ -269,21 +291,23 @@ fn a_filter_by_thread_is_asked_on_the_thread_that_allocates() {
     let (_, stream) = open(&device);
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
     let of_stack = stack::get(stack).unwrap();
-    let together = Barrier::new(2);
+    let [party, other] = Party::both();
     std::thread::scope(|threads| {
-        let thread = threads.spawn(|| {
+        let of_stack = &of_stack;
+        let thread = threads.spawn(move || {
             let own = std::thread::current().id();
             let filter = move |_| std::thread::current().id() == own;
             of_stack.begin_capture((1, 1), Scope::filtered(Box::new(filter))).unwrap();
             for _ in 0..4 {
-                together.wait();
+                other.meet();
                 assert!(takes(stack, stream), "the thread is the filter's");
-                together.wait();
+                other.meet();
             }
         });
+        let party = party;
         for _ in 0..4 {
-            together.wait();
-            together.wait();
+            party.meet();
+            party.meet();
             assert!(!takes(stack, stream), "the thread is another one");
         }
         thread.join().unwrap();
@@ -335,11 +359,12 @@ fn the_end_waits_for_a_filter_that_is_asked_and_drops_it() {
     let of_stack = stack::get(stack).unwrap();
     // What PyTorch's filter reads, which may go when the end has returned.
     let graph = Arc::new(AtomicBool::new(false));
-    let [asked, ended] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
+    let (asks, asked) = mpsc::channel();
+    let [ended, other] = Party::both();
     let filter = {
-        let (graph, asked) = (graph.clone(), asked.clone());
+        let graph = graph.clone();
         move |_| {
-            asked.wait();
+            asks.send(()).unwrap();
             std::thread::sleep(Duration::from_millis(50));
             graph.store(true, Ordering::Release);
             false
@@ -347,17 +372,20 @@ fn the_end_waits_for_a_filter_that_is_asked_and_drops_it() {
     };
     of_stack.begin_capture((1, 1), Scope::filtered(Box::new(filter))).unwrap();
     std::thread::scope(|threads| {
-        threads.spawn(|| {
+        threads.spawn(move || {
             takes(stack, stream);
-            ended.wait();
+            other.meet();
             takes(stack, stream);
         });
-        asked.wait();
-        // Others that are asked nothing go on meanwhile.
+        let ended = ended;
+        // It may never be asked, which is the test's failure.
+        let is_asked = asked.recv_timeout(Duration::from_secs(20));
         memory::end_capture(&of_stack, (1, 1)).unwrap();
-        assert!(graph.load(Ordering::Acquire), "the filter has returned");
-        assert_eq!(Arc::strong_count(&graph), 1, "and it is gone");
-        ended.wait();
+        let (has_returned, count) = (graph.load(Ordering::Acquire), Arc::strong_count(&graph));
+        ended.meet();
+        is_asked.expect("the filter is asked");
+        assert!(has_returned, "the end waits for it");
+        assert_eq!(count, 1, "and it is gone");
     });
     of_stack.release_capture((1, 1)).unwrap();
     stack::release(stack).unwrap().unwrap().close();
