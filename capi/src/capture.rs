@@ -4,8 +4,8 @@
 //! graph may run again. So each stream that allocates in a capture has a pool of its own over the stack, which works in
 //! the order of another stream, the *side stream*, that is in no capture.
 //!
-//! [`Scope`](crate::scope::Scope) says which allocations are a capture's. Memory goes back by its address, on whatever thread and
-//! stream, also after the end.
+//! [`Scope`](crate::scope::Scope) says which allocations are a capture's. Memory goes back by its address, on whatever
+//! thread and stream, also after the end.
 //!
 //! | memory | when it may be handed out again |
 //! |---|---|

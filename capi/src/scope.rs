@@ -13,8 +13,8 @@ use parking_lot::RwLock;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Whether a capture takes an allocation of the calling thread, on a stream by the driver's handle. The answer may differ
-/// from thread to thread and from call to call. Threads ask at once.
+/// Whether a capture takes an allocation of the calling thread, on a stream by the driver's handle. The answer may
+/// differ from thread to thread and from call to call. Threads ask at once.
 pub(crate) type Filter = Box<dyn Fn(u64) -> bool + Send + Sync>;
 
 /// Which allocations a capture takes.
@@ -54,8 +54,8 @@ impl Scope {
         if let Self::Filtered(asked) = self { Some(asked) } else { None }
     }
 
-    /// The end: no thread is in its filter after this, which is gone. In a filter, as of a stack that one releases, that
-    /// would wait for itself: it goes when all have returned. The caller has no lock.
+    /// The end: no thread is in its filter after this, which is gone. In a filter, as of a stack that one releases,
+    /// that would wait for itself: it goes when all have returned. The caller has no lock.
     pub(crate) fn end(self) {
         if let Self::Filtered(asked) = self
             && !is_in_filter()
@@ -69,8 +69,8 @@ impl Scope {
 
 /// A filter, until its capture ends.
 ///
-/// A call of it has the lock shared, and the end alone takes it exclusively. So the end waits for the calls that are under
-/// way, and nothing else waits for either: the program may destroy what the filter reads when the end has returned.
+/// A call of it has the lock shared, and the end alone takes it exclusively. So the end waits for the calls that are
+/// under way, and nothing else does: the program may destroy what the filter reads when the end has returned.
 pub(crate) struct Asked(RwLock<Option<Filter>>);
 
 thread_local! {
@@ -102,8 +102,8 @@ impl Asked {
         let is_default = *stream == stream.device().default_stream();
         // CUDA's own handle of the default stream is null. Asked for, others may begin a capture on a stream.
         let handle = if is_default { 0 } else { stream.handle() };
-        // The default stream is never in capture. It counts as such where work on it would join one, and there the driver
-        // refuses the question that PyTorch's filter asks.
+        // The default stream is never in capture. It counts as such where work on it would join one, and there the
+        // driver refuses the question that PyTorch's filter asks.
         if stream.is_capturing()? && is_default {
             return Ok(false);
         }

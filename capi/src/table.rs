@@ -209,10 +209,10 @@ pub struct aquifer_api {
     /// Ends the log, and waits until it is written.
     pub log_stop: extern "C" fn(stack: *mut aquifer_stack) -> aquifer_status,
 
-    /// From now on allocations on these streams come from the pool of a key, until `capture_end`: for the memory of a graph
-    /// that another library captures. Call it before the capture begins, and name each stream of the graph that allocates,
-    /// also one that joins later. Allocations on other streams come from the stack, as ever. Captures of other keys may
-    /// be active at once, each on streams of its own. The streams stay open until the end.
+    /// From now on allocations on these streams come from the pool of a key, until `capture_end`: for the memory of a
+    /// graph that another library captures. Call it before the capture begins, and name each stream of the graph that
+    /// allocates, also one that joins later. Allocations on other streams come from the stack, as ever. Captures of
+    /// other keys may be active at once, each on streams of its own. The streams stay open until the end.
     ///
     /// Null and 0 are for all streams: no other capture is active beside that.
     pub capture_begin: unsafe extern "C" fn(
@@ -222,8 +222,8 @@ pub struct aquifer_api {
         streams: *const *mut aquifer_stream,
         count: usize,
     ) -> aquifer_status,
-    /// The capture of a key ends, on any thread: allocations on its streams come from the stack again. What was allocated
-    /// for the graph, and freed, stays the graph's.
+    /// The capture of a key ends, on any thread: allocations on its streams come from the stack again. What was
+    /// allocated for the graph, and freed, stays the graph's.
     pub capture_end:
         extern "C" fn(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status,
     /// The graphs of a key are gone: their memory goes back to the stack, with the last block that is in use.

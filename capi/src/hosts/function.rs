@@ -6,7 +6,7 @@
 //!
 //! | field of libstdc++ | bytes | what it is |
 //! |---|---|---|
-//! | `_M_functor` | 0 to 15 | the target, where it is small and trivially copied; else its address. A move copies the bytes |
+//! | `_M_functor` | 0 to 15 | the target, where it is small and trivially copied; else its address: a move copies it |
 //! | `_M_manager` | 16 | `bool (*)(_Any_data &, const _Any_data &, _Manager_operation)`; null of an empty one |
 //! | `_M_invoker` | 24 | `bool (*)(const _Any_data &, cudaStream_t &&)` |
 //!
@@ -55,16 +55,16 @@ struct Function {
     invoker: Invoker,
 }
 
-// SAFETY: a `std::function` may be called and destroyed on any thread: PyTorch's allocator does so, with those that it gives.
+// SAFETY: PyTorch, which gives it, has its own allocator call and destroy it on any thread.
 unsafe impl Send for Function {}
-// SAFETY: a call is of a `const` object. PyTorch's filters read a thread's id, a stream or a graph's number.
+// SAFETY: by the contract of the hook threads may call it at once. PyTorch's filters read, and change nothing.
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// `extern "C"`, so that an exception ends the process here, with a message: none of C++ may pass Rust's frames.
+    /// `extern "C"`, so that an exception ends the process here: none of C++ may pass Rust's frames.
     extern "C" fn call(&self, stream: u64) -> bool {
         let mut stream: *mut c_void = std::ptr::with_exposed_provenance_mut(stream as usize);
-        // SAFETY: the target and its own function, which lives as long as this; the argument is a reference to a handle.
+        // SAFETY: the target and its own function, which live as long as this; it takes a reference to a handle.
         unsafe { (self.invoker)(&raw const self.functor, &raw mut stream) }
     }
 

@@ -209,18 +209,19 @@ pub unsafe extern "C" fn aquifer_torch_record_stream(pointer: *mut c_void, strea
     });
 }
 
-/// `set_begin_allocate_to_pool`: allocations for which the filter says so come from a pool of their own from now on, until the
-/// end. PyTorch's filter of a graph says whether the stream is in the graph's capture, that of `use_mem_pool` whether the
-/// thread is the caller. It is asked for each allocation of the device's stack, on the thread that allocates, and none of
-/// them is warm meanwhile. An empty one, and null, take the allocations of all streams.
+/// `set_begin_allocate_to_pool`: allocations for which the filter says so come from a pool of their own from now on,
+/// until the end. PyTorch's filter of a graph says whether the stream is in the graph's capture, that of `use_mem_pool`
+/// whether the thread is the caller. It is asked for each allocation of the device's stack, on the thread that
+/// allocates, and none of them is warm meanwhile. An empty one, and null, take the allocations of all streams.
 ///
-/// A filter that throws ends the process. It calls nothing of this library but allocations and frees. PyTorch asks for no
-/// error of this call: so besides `aquifer_torch_last_error`, a line on standard error says that the call had no effect.
+/// A filter that throws ends the process. It calls nothing of this library but allocations and frees. PyTorch asks for
+/// no error of this call: so besides `aquifer_torch_last_error`, a line on standard error says that the call had no
+/// effect.
 ///
 /// # Safety
 ///
-/// `filter` is null, or a `std::function<bool(cudaStream_t)>` of libstdc++ that C++ passes by value. Threads may call it at
-/// once until the end has returned.
+/// `filter` is null, or a `std::function<bool(cudaStream_t)>` of libstdc++ that C++ passes by value. Threads may call
+/// it at once until the end has returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aquifer_torch_begin_allocate_to_pool(
     device: c_int,
@@ -266,7 +267,8 @@ fn begin(device: c_int, pool: aquifer_torch_pool_id, scope: Scope) -> Result<()>
     Ok(())
 }
 
-/// `set_end_allocate_to_pool_fn`: on any thread. No filter of the capture is called after it, and its copy is destroyed.
+/// `set_end_allocate_to_pool_fn`: on any thread. No filter of the capture is called after it, and its copy is
+/// destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquifer_torch_pool_id) {
     call(|| {
