@@ -469,12 +469,21 @@ typedef struct aquifer_api {
    */
   aquifer_status (*log_stop)(struct aquifer_stack *stack);
   /*
-   From now on all allocations of the stack come from the pool of a key, until `capture_end`: for the memory of a graph
-   that another library captures. Call it before the capture begins.
+   From now on allocations on these streams come from the pool of a key, until `capture_end`: for the memory of a
+   graph that another library captures. Call it before the capture begins, and name each stream of the graph that
+   allocates, also one that joins later. Allocations on other streams come from the stack, as ever. Captures of
+   other keys may be active at once, each on streams of its own. The streams stay open until the end.
+
+   Null and 0 are for all streams: no other capture is active beside that.
    */
-  aquifer_status (*capture_begin)(struct aquifer_stack *stack, uint64_t high, uint64_t low);
+  aquifer_status (*capture_begin)(struct aquifer_stack *stack,
+                                  uint64_t high,
+                                  uint64_t low,
+                                  struct aquifer_stream *const *streams,
+                                  size_t count);
   /*
-   Allocations come from the stack again. What was allocated for the graph, and freed, stays the graph's.
+   The capture of a key ends, on any thread: allocations on its streams come from the stack again. What was
+   allocated for the graph, and freed, stays the graph's.
    */
   aquifer_status (*capture_end)(struct aquifer_stack *stack, uint64_t high, uint64_t low);
   /*
@@ -656,17 +665,30 @@ void *aquifer_torch_base_alloc(void *pointer, size_t *size);
 void aquifer_torch_record_stream(void *pointer, void *stream);
 
 /*
- `set_begin_allocate_to_pool`: memory of a graph comes from a pool of its own from now on. The filter, a C++ function, is
- not called: the pool takes the allocations of all streams of the device until the end.
+ `set_begin_allocate_to_pool`: allocations for which the filter says so come from a pool of their own from now on,
+ until the end. PyTorch's filter of a graph says whether the stream is in the graph's capture, that of `use_mem_pool`
+ whether the thread is the caller. It is asked for each allocation of the device's stack, on the thread that
+ allocates, and none of them is warm meanwhile. An empty one, and null, take the allocations of all streams.
+
+ A filter that throws ends the process. It calls nothing of this library but allocations and frees. PyTorch asks for
+ no error of this call: so besides `aquifer_torch_last_error`, a line on standard error says that the call had no
+ effect.
+
+ # Safety
+
+ `filter` is null, or a `std::function<bool(cudaStream_t)>` of libstdc++ that C++ passes by value. Threads may call
+ it at once until the end has returned.
  */
 void aquifer_torch_begin_allocate_to_pool(int device,
                                           struct aquifer_torch_pool_id pool,
                                           void *filter);
 
 /*
- `set_end_allocate_to_pool_fn`.
+ `set_end_allocate_to_pool_fn`: on any thread. No filter of the capture is called after it, and its copy is
+ destroyed.
  */
-void aquifer_torch_end_allocate_to_pool(int device, struct aquifer_torch_pool_id pool);
+void aquifer_torch_end_allocate_to_pool(int device,
+                                        struct aquifer_torch_pool_id pool);
 
 /*
  `set_release_pool`: the graphs of the pool are gone.

@@ -4,6 +4,9 @@
 //! graph may run again. So each stream that allocates in a capture has a pool of its own over the stack, which works in
 //! the order of another stream, the *side stream*, that is in no capture.
 //!
+//! [`Scope`](crate::scope::Scope) says which allocations are a capture's. Memory goes back by its address, on whatever
+//! thread and stream, also after the end.
+//!
 //! | memory | when it may be handed out again |
 //! |---|---|
 //! | that the pool takes from the stack | at once: the call waits until the side stream has passed all that it waited for |

@@ -21,6 +21,7 @@ mod page_map;
 mod place;
 mod references;
 mod route;
+mod scope;
 mod shadowed;
 mod stack;
 mod status;

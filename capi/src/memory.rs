@@ -7,7 +7,7 @@ use crate::open_streams;
 use crate::page_map::{self, FREED, FREEING, UNIT};
 use crate::route::{self, Route};
 use crate::shadowed;
-use crate::stack::{self, Stack, device};
+use crate::stack::{self, Key, Present, Stack, device};
 use crate::status::{Failure, Result, aquifer_status as Status, guard, guarded};
 use aquifer_rs::{Device, DeviceBlock, DeviceLayout, DeviceResource, Stream};
 use parking_lot::Mutex;
@@ -243,7 +243,7 @@ fn with_stack<T>(
 ) -> Result<T> {
     // Read before the looks into the tables: what a change makes wrong meanwhile is not remembered.
     let generation = cache::generation();
-    let route = stack::get(stack_number)?.present_route(stream_number)?;
+    let Present { route, is_lasting } = stack::get(stack_number)?.present_route(stream_number)?;
     let resource = route.resource();
     if let Some(capture) = &route.capture {
         let result = body(route.number, &*resource, &capture.side)?;
@@ -254,7 +254,9 @@ fn with_stack<T>(
     }
     let stream = open_streams::get(stream_number)?;
     let result = body(route.number, &*resource, &stream)?;
-    remember(generation, Some(stack_number), &route, &resource, stream_number, &stream);
+    // Beside a filter the free of the block is warm, and the next allocation asks again.
+    let stack_number = is_lasting.then_some(stack_number);
+    remember(generation, stack_number, &route, &resource, stream_number, &stream);
     route.keep_block();
     Ok(result)
 }
@@ -404,7 +406,7 @@ fn free_taken(
 static DEFERRED: Mutex<VecDeque<(u64, Option<u32>)>> = Mutex::new(VecDeque::new());
 
 /// Ends the capture of a key, and frees what waited for it.
-pub(crate) fn end_capture(stack: &Stack, key: (u64, u64)) -> Result<()> {
+pub(crate) fn end_capture(stack: &Stack, key: Key) -> Result<()> {
     stack.end_capture(key)?;
     free_deferred();
     Ok(())

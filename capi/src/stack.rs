@@ -2,11 +2,12 @@
 
 use crate::cache;
 use crate::capture::OfCapture;
-use crate::fork;
 use crate::handles::{closed, next};
 use crate::references::{References, Released};
 use crate::route::{self, Route, RouteInUse};
+use crate::scope::{self, Asked, Scope};
 use crate::status::{Failure, Result, aquifer_status as Status};
+use crate::{fork, open_streams};
 use aquifer_rs::{
     Device, DeviceResource, Stream,
     mr::{LogFormat, LoggingAdaptor, ResourceStack, StackText},
@@ -52,13 +53,28 @@ struct State {
     captures: Vec<Capture>,
     /// Nothing allocates by its routes any more.
     is_closed: bool,
-    /// The capture that takes all allocations now.
-    active: Option<(u64, u64)>,
+    /// The captures that take allocations now, in the order of their begins.
+    active: Vec<Active>,
+}
+
+/// The name of a graph's memory.
+pub(crate) type Key = (u64, u64);
+
+struct Active {
+    key: Key,
+    scope: Scope,
+}
+
+/// What an allocation comes by.
+pub(crate) struct Present {
+    pub(crate) route: RouteInUse,
+    /// Later ones on the stream come by it as well, until the cache's generation changes.
+    pub(crate) is_lasting: bool,
 }
 
 /// The memory of the graphs of one key.
 struct Capture {
-    key: (u64, u64),
+    key: Key,
     /// One for each stream that has allocated.
     routes: Vec<Arc<Route>>,
     /// A side stream that was made before the capture: cudarc waits for the device with a program's first stream.
@@ -85,7 +101,8 @@ impl Stack {
         let own = Some(resources.own());
         let main = resources.resource().clone();
         let main = Route::new(number, main, own, has_callbacks, None);
-        let state = State { main, log: None, captures: Vec::new(), is_closed: false, active: None };
+        let (captures, active) = (Vec::new(), Vec::new());
+        let state = State { main, log: None, captures, is_closed: false, active };
         let (references, state) = (References::new(), Mutex::new(state));
         let stack = Arc::new(Self { resources, references, state });
         STACKS.write().insert(number, stack);
@@ -119,7 +136,7 @@ impl Stack {
         let ordinal = stack.resources.device().ordinal() as i32;
         let before = DEFAULTS.lock().get(&ordinal).copied();
         if let Some(Ok(before)) = before.map(|own| get(own.number()))
-            && before.state.lock().active.is_some()
+            && !before.state.lock().active.is_empty()
         {
             let message = "the process's stack is in a capture, and was to be changed (end the capture first)";
             return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
@@ -172,14 +189,33 @@ impl Stack {
     }
 
     /// What blocks come from now, for a stream.
-    pub(crate) fn present_route(&self, stream: u32) -> Result<RouteInUse> {
+    pub(crate) fn present_route(&self, stream: u32) -> Result<Present> {
         let mut state = self.state.lock();
+        let mut is_lasting = true;
+        let mut key = None;
+        if !state.is_closed && !state.active.is_empty() {
+            let on = open_streams::get(stream)?;
+            // One of another device is refused by the stack.
+            if on.device() == self.resources.device() {
+                key = state.active.iter().find(|it| it.scope.names(stream)).map(|it| it.key);
+                let filter = |it: &Active| it.scope.filter().map(|filter| (it.key, filter.clone()));
+                let filters: Vec<_> = state.active.iter().filter_map(filter).collect();
+                is_lasting = filters.is_empty();
+                if key.is_none() && !is_lasting {
+                    // Not under the lock: they are code of the program.
+                    drop(state);
+                    key = first_that_takes(&filters, &on)?;
+                    state = self.state.lock();
+                }
+            }
+        }
         if state.is_closed {
             return Err(closed("stack", "released"));
         }
-        let Some(key) = state.active else { return Ok(state.main.clone().enter()) };
+        let present = |route: RouteInUse| Ok(Present { route, is_lasting });
+        let Some(key) = key else { return present(state.main.clone().enter()) };
         if let Some(route) = route_of(&state, key, stream) {
-            return Ok(route.enter());
+            return present(route.enter());
         }
         // Without the log, which would go on in the pool after its end.
         let below = state.main.unlogged().clone();
@@ -211,7 +247,7 @@ impl Stack {
         if is_spare {
             made.close();
         }
-        Ok(route)
+        present(route)
     }
 
     /// The end: free memory goes back, and the rest with the last block.
@@ -219,9 +255,11 @@ impl Stack {
         let mut state = self.state.lock();
         state.is_closed = true;
         let captures = std::mem::take(&mut state.captures);
+        let active = std::mem::take(&mut state.active);
         let log = state.log.take();
         let main = state.main.clone();
         drop(state);
+        active.into_iter().for_each(|active| active.scope.end());
         captures.iter().flat_map(|capture| &capture.routes).for_each(|route| route.close());
         main.set_log(None);
         main.close();
@@ -258,46 +296,65 @@ impl Stack {
         Ok(log.flush()?)
     }
 
-    /// All allocations come from the pool of `key` from now on, until the capture ends.
-    pub(crate) fn begin_capture(&self, key: (u64, u64)) -> Result<()> {
-        let spare = Some(self.resources.device().new_stream()?);
-        let mut state = self.state.lock();
-        if state.active.is_some() {
-            let message = "the stack is in a capture already (end that first)";
-            return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
+    /// The allocations of a scope come from the pool of `key` from now on, until the capture ends.
+    pub(crate) fn begin_capture(&self, key: Key, scope: Scope) -> Result<()> {
+        let device = self.resources.device();
+        for number in scope.streams() {
+            let stream = open_streams::get(*number)?;
+            if stream.device() != device {
+                let message = format!(
+                    "a capture of memory of {device} was to begin with {stream} (name streams of the stack's device)"
+                );
+                return Err(Failure::new(Status::AQUIFER_ERROR_WRONG_DEVICE, message));
+            }
         }
+        let spare = Some(device.new_stream()?);
+        // Where it is refused, the scope goes behind the lock, as each argument does: it may have code of the program.
+        let mut state = self.state.lock();
+        state.require_beside(key, &scope)?;
         match state.captures.iter_mut().find(|capture| capture.key == key) {
             // Another graph of the same memory.
             Some(known) => known.spare = spare,
             None => state.captures.push(Capture { key, routes: Vec::new(), spare }),
         }
-        state.active = Some(key);
+        state.active.push(Active { key, scope });
         drop(state);
         cache::invalidate();
         Ok(())
     }
 
     /// Allocations come from the stack again. The pool of `key` keeps its memory for the graph.
-    pub(crate) fn end_capture(&self, key: (u64, u64)) -> Result<()> {
+    pub(crate) fn end_capture(&self, key: Key) -> Result<()> {
+        if scope::is_in_filter() {
+            let message = "a filter was to end a capture, which waits for filters (end it when the filter has returned)";
+            return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
+        }
         let mut state = self.state.lock();
-        if state.active != Some(key) {
+        let Some(place) = state.active.iter().position(|active| active.key == key) else {
             let message = "the stack is in no capture of this key (begin it first)";
             return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
-        }
-        state.active = None;
+        };
+        let ended = state.active.remove(place);
         drop(state);
         cache::invalidate();
+        ended.scope.end();
         route::end_routes();
         Ok(())
     }
 
     /// The graphs of `key` are gone: the memory of its pools goes back to the stack with their last blocks, after all
     /// work of the device.
-    pub(crate) fn release_capture(&self, key: (u64, u64)) -> Result<()> {
+    pub(crate) fn release_capture(&self, key: Key) -> Result<()> {
         let mut state = self.state.lock();
+        if state.active.iter().any(|active| active.key == key) {
+            let message =
+                "the capture of this key is active, and was to be released (end it first)";
+            return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+        }
         let known = state.captures.iter().position(|capture| capture.key == key);
-        let Some(place) = known.filter(|_| state.active != Some(key)) else {
-            let message = "the stack has no capture of this key that has ended";
+        let Some(place) = known else {
+            let message =
+                "the stack has no capture of this key (begin it first, and release it once)";
             return Err(Failure::new(Status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
         };
         let released = state.captures.swap_remove(place);
@@ -328,8 +385,51 @@ pub(crate) fn release(number: u32) -> Result<Option<Arc<Stack>>> {
     Ok(last)
 }
 
+impl State {
+    /// Refuses a capture that cannot be active beside those that are.
+    fn require_beside(&self, key: Key, scope: &Scope) -> Result<()> {
+        if self.is_closed {
+            return Err(closed("stack", "released"));
+        }
+        for active in &self.active {
+            let shared =
+                scope.streams().iter().find(|stream| active.scope.streams().contains(stream));
+            let message = match (&active.scope, scope) {
+                _ if active.key == key => {
+                    "a capture of this key is active (end it first, or give the other graph a key of its own)".into()
+                }
+                (Scope::AllStreams, _) => {
+                    "the stack is in a capture of all streams (end it first, or begin it with its own streams)".into()
+                }
+                (_, Scope::AllStreams) => {
+                    "a capture of all streams was to begin, and another one is active (end that first, or name streams)".into()
+                }
+                _ => match shared {
+                    Some(shared) => format!(
+                        "{} is in another capture that is active (end that first, or capture on another stream)",
+                        open_streams::get(*shared)?
+                    ),
+                    None => continue,
+                },
+            };
+            return Err(Failure::new(Status::AQUIFER_ERROR_CAPTURE, message));
+        }
+        Ok(())
+    }
+}
+
+/// The key of the first capture whose filter takes an allocation on a stream.
+fn first_that_takes(filters: &[(Key, Arc<Asked>)], on: &Stream) -> Result<Option<Key>> {
+    for (key, filter) in filters {
+        if filter.takes(on)? {
+            return Ok(Some(*key));
+        }
+    }
+    Ok(None)
+}
+
 /// The route of a stream in a capture.
-fn route_of(state: &State, key: (u64, u64), stream: u32) -> Option<Arc<Route>> {
+fn route_of(state: &State, key: Key, stream: u32) -> Option<Arc<Route>> {
     let capture = state.captures.iter().find(|capture| capture.key == key)?;
     let is_its = |route: &&Arc<Route>| {
         route.capture.as_ref().is_some_and(|capture| capture.stream == stream)

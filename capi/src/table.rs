@@ -3,6 +3,7 @@
 use crate::handles::{self, aquifer_stack, aquifer_stream};
 use crate::memory::{self, aquifer_misuse};
 use crate::place::Place;
+use crate::scope::Scope;
 use crate::stack::{self, Stack, device};
 use crate::status::{Failure, Result, aquifer_status, guard, guarded, last_error, remember};
 use crate::{fork, host, ipc, open_streams, page_map, route};
@@ -208,11 +209,21 @@ pub struct aquifer_api {
     /// Ends the log, and waits until it is written.
     pub log_stop: extern "C" fn(stack: *mut aquifer_stack) -> aquifer_status,
 
-    /// From now on all allocations of the stack come from the pool of a key, until `capture_end`: for the memory of a graph
-    /// that another library captures. Call it before the capture begins.
-    pub capture_begin:
-        extern "C" fn(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status,
-    /// Allocations come from the stack again. What was allocated for the graph, and freed, stays the graph's.
+    /// From now on allocations on these streams come from the pool of a key, until `capture_end`: for the memory of a
+    /// graph that another library captures. Call it before the capture begins, and name each stream of the graph that
+    /// allocates, also one that joins later. Allocations on other streams come from the stack, as ever. Captures of
+    /// other keys may be active at once, each on streams of its own. The streams stay open until the end.
+    ///
+    /// Null and 0 are for all streams: no other capture is active beside that.
+    pub capture_begin: unsafe extern "C" fn(
+        stack: *mut aquifer_stack,
+        high: u64,
+        low: u64,
+        streams: *const *mut aquifer_stream,
+        count: usize,
+    ) -> aquifer_status,
+    /// The capture of a key ends, on any thread: allocations on its streams come from the stack again. What was
+    /// allocated for the graph, and freed, stays the graph's.
     pub capture_end:
         extern "C" fn(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status,
     /// The graphs of a key are gone: their memory goes back to the stack, with the last block that is in use.
@@ -944,8 +955,47 @@ extern "C" fn log_stop(stack: *mut aquifer_stack) -> aquifer_status {
     call(|| stack::get(handles::stack_number(stack)?)?.stop_log())
 }
 
-extern "C" fn capture_begin(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status {
-    call(|| stack::get(handles::stack_number(stack)?)?.begin_capture((high, low)))
+unsafe extern "C" fn capture_begin(
+    stack: *mut aquifer_stack,
+    high: u64,
+    low: u64,
+    streams: *const *mut aquifer_stream,
+    count: usize,
+) -> aquifer_status {
+    call(|| {
+        let stack = stack::get(handles::stack_number(stack)?)?;
+        let scope = match (streams.is_null(), count) {
+            (true, 0) => Scope::AllStreams,
+            (true, _) => return Err(Failure::null("the array of streams")),
+            (false, 0) => {
+                let message =
+                    "a capture was to begin of no stream (name its streams, or give null for all)";
+                return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+            }
+            (false, _) => {
+                // SAFETY: the caller's contract: an array of so many handles.
+                let streams = unsafe { handles_of(streams, count)? };
+                let numbers: Result<Vec<_>> =
+                    streams.iter().map(|stream| handles::stream_number(*stream)).collect();
+                Scope::of_streams(&numbers?)?
+            }
+        };
+        stack.begin_capture((high, low), scope)
+    })
+}
+
+/// An array of C.
+///
+/// # Safety
+///
+/// An array of so many handles, which nobody changes while it is used.
+unsafe fn handles_of<'a, T>(handles: *const *mut T, count: usize) -> Result<&'a [*mut T]> {
+    if count > isize::MAX as usize / size_of::<*mut T>() {
+        let message = format!("{count} streams were given (give the number of those in the array)");
+        return Err(Failure::new(aquifer_status::AQUIFER_ERROR_INVALID_ARGUMENT, message));
+    }
+    // SAFETY: the caller's promise; no array is larger than the address space.
+    Ok(unsafe { std::slice::from_raw_parts(handles, count) })
 }
 
 extern "C" fn capture_end(stack: *mut aquifer_stack, high: u64, low: u64) -> aquifer_status {

@@ -1,6 +1,7 @@
 //! Orders that no C program sees without a GPU: the simulated device reports what none allows.
 
 use crate::cache::Thread;
+use crate::scope::Scope;
 use crate::stack::{self, Stack, device};
 use crate::status::aquifer_status;
 use crate::{handles, memory, open_streams, page_map, route};
@@ -10,6 +11,8 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+mod captures;
 
 const BYTES: usize = 1 << 20;
 
@@ -40,7 +43,7 @@ fn memory_of_a_graph_that_is_freed_after_it_is_ordered_before_its_next_user() {
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
     for (used_elsewhere, key) in [(false, (1, 1)), (true, (2, 2))] {
         let of_stack = stack::get(stack).unwrap();
-        of_stack.begin_capture(key).unwrap();
+        of_stack.begin_capture(key, Scope::AllStreams).unwrap();
         let address = memory::allocate(stack, BYTES, 0, one).unwrap();
         of_stack.end_capture(key).unwrap();
         of_stack.release_capture(key).unwrap();
@@ -69,7 +72,7 @@ fn memory_of_a_graph_that_is_freed_before_it_is_gone_is_ordered_before_its_next_
     let [one, two] = [&first, &second].map(|stream| open_streams::open(stream.clone()));
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
     let of_stack = stack::get(stack).unwrap();
-    of_stack.begin_capture((1, 1)).unwrap();
+    of_stack.begin_capture((1, 1), Scope::AllStreams).unwrap();
     let address = memory::allocate(stack, BYTES, 0, one).unwrap();
     of_stack.end_capture((1, 1)).unwrap();
     write(address, &first);
@@ -94,7 +97,7 @@ fn memory_of_a_graph_waits_for_the_end_of_another_capture() {
     let stack = Stack::create(Some("pool(cuda)"), &device).unwrap();
     let of_stack = stack::get(stack).unwrap();
     let live = || of_stack.resources.pool_statistics().unwrap().live;
-    of_stack.begin_capture((1, 1)).unwrap();
+    of_stack.begin_capture((1, 1), Scope::AllStreams).unwrap();
     let address = memory::allocate(stack, BYTES, 0, number).unwrap();
     of_stack.end_capture((1, 1)).unwrap();
     of_stack.release_capture((1, 1)).unwrap();
@@ -444,7 +447,7 @@ fn a_pool_over_plain_memory_takes_blocks_unless_its_text_says_otherwise() {
         let address = memory::allocate(number, BYTES, 0, opened).unwrap();
         assert_eq!(is_shared(address), shares, "{text:?}");
         memory::deallocate(address, 0, Some(opened)).unwrap();
-        stack.begin_capture((9, 9)).unwrap();
+        stack.begin_capture((9, 9), Scope::AllStreams).unwrap();
         let address = memory::allocate(number, BYTES, 0, opened).unwrap();
         stack.end_capture((9, 9)).unwrap();
         assert_eq!(is_shared(address), shares, "{text:?}, in a capture");

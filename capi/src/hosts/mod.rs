@@ -6,6 +6,8 @@ mod c10;
 mod cpp;
 mod cupy;
 mod cuquantum;
+#[cfg(target_os = "linux")]
+mod function;
 mod numpy;
 mod streams;
 mod torch;

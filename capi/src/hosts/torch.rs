@@ -7,6 +7,7 @@
 //! | blocks are freed on threads whose current device is another | each call says the device |
 //! | `record_stream` does nothing without the hook | `aquifer_torch_record_stream` |
 //! | a block that a graph uses would be handed out again | `begin_allocate_to_pool` and its two companions |
+//! | the filter of those is an object of C++ | it is moved out of the argument (`function.rs`) |
 //!
 //! The hooks take addresses: `allocator.allocator().set_record_stream_fn(ctypes.cast(lib.aquifer_torch_record_stream,
 //! ctypes.c_void_p).value)`, and so on.
@@ -16,6 +17,7 @@ use super::cpp::throw_bad_alloc;
 use super::streams;
 use crate::handles;
 use crate::place::Place;
+use crate::scope::Scope;
 use crate::stack::{self, Stack};
 use crate::status::{Failure, Result, aquifer_status, remember};
 use crate::table::call;
@@ -207,30 +209,70 @@ pub unsafe extern "C" fn aquifer_torch_record_stream(pointer: *mut c_void, strea
     });
 }
 
-/// `set_begin_allocate_to_pool`: memory of a graph comes from a pool of its own from now on. The filter, a C++ function, is
-/// not called: the pool takes the allocations of all streams of the device until the end.
+/// `set_begin_allocate_to_pool`: allocations for which the filter says so come from a pool of their own from now on,
+/// until the end. PyTorch's filter of a graph says whether the stream is in the graph's capture, that of `use_mem_pool`
+/// whether the thread is the caller. It is asked for each allocation of the device's stack, on the thread that
+/// allocates, and none of them is warm meanwhile. An empty one, and null, take the allocations of all streams.
+///
+/// A filter that throws ends the process. It calls nothing of this library but allocations and frees. PyTorch asks for
+/// no error of this call: so besides `aquifer_torch_last_error`, a line on standard error says that the call had no
+/// effect.
+///
+/// # Safety
+///
+/// `filter` is null, or a `std::function<bool(cudaStream_t)>` of libstdc++ that C++ passes by value. Threads may call
+/// it at once until the end has returned.
 #[unsafe(no_mangle)]
-pub extern "C" fn aquifer_torch_begin_allocate_to_pool(
+pub unsafe extern "C" fn aquifer_torch_begin_allocate_to_pool(
     device: c_int,
     pool: aquifer_torch_pool_id,
     filter: *mut c_void,
 ) {
-    let _ = filter;
     call(|| {
-        let number = Stack::default_of(device)?;
-        stack::get(number)?.begin_capture((pool.first, pool.second))?;
-        CAPTURES.lock().insert((device, pool.first, pool.second), number);
-        Ok(())
+        // SAFETY: the caller's promise.
+        let scope = unsafe { scope_of(filter) };
+        begin(device, pool, scope).inspect_err(|failure| {
+            let said = failure.message();
+            // As in `aquifer_torch_memory_fraction`.
+            let _ = writeln!(
+                std::io::stderr(),
+                "aquifer: aquifer_torch_begin_allocate_to_pool: {said}"
+            );
+        })
     });
 }
 
-/// `set_end_allocate_to_pool_fn`.
+/// # Safety
+///
+/// As `aquifer_torch_begin_allocate_to_pool`.
+#[cfg(target_os = "linux")]
+unsafe fn scope_of(filter: *mut c_void) -> Scope {
+    // SAFETY: the caller's promise; the argument is the call's own until it returns.
+    let filter = unsafe { filter.cast::<super::function::Argument>().as_mut() };
+    filter.and_then(|filter| filter.take()).map_or(Scope::AllStreams, Scope::filtered)
+}
+
+/// # Safety
+///
+/// None. Other systems pass it in another shape.
+#[cfg(not(target_os = "linux"))]
+unsafe fn scope_of(_filter: *mut c_void) -> Scope {
+    Scope::AllStreams
+}
+
+fn begin(device: c_int, pool: aquifer_torch_pool_id, scope: Scope) -> Result<()> {
+    let number = Stack::default_of(device)?;
+    stack::get(number)?.begin_capture((pool.first, pool.second), scope)?;
+    CAPTURES.lock().insert((device, pool.first, pool.second), number);
+    Ok(())
+}
+
+/// `set_end_allocate_to_pool_fn`: on any thread. No filter of the capture is called after it, and its copy is
+/// destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquifer_torch_pool_id) {
     call(|| {
-        let key = (device, pool.first, pool.second);
-        let number = CAPTURES.lock().get(&key).copied();
-        let number = number.map_or_else(|| Stack::default_of(device), Ok)?;
+        let number = stack_of(device, pool)?;
         memory::end_capture(&*stack::get(number)?, (pool.first, pool.second))
     });
 }
@@ -239,10 +281,17 @@ pub extern "C" fn aquifer_torch_end_allocate_to_pool(device: c_int, pool: aquife
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_torch_release_pool(device: c_int, pool: aquifer_torch_pool_id) {
     call(|| {
-        let number = CAPTURES.lock().remove(&(device, pool.first, pool.second));
-        let number = number.map_or_else(|| Stack::default_of(device), Ok)?;
-        stack::get(number)?.release_capture((pool.first, pool.second))
+        let number = stack_of(device, pool)?;
+        stack::get(number)?.release_capture((pool.first, pool.second))?;
+        CAPTURES.lock().remove(&(device, pool.first, pool.second));
+        Ok(())
     });
+}
+
+/// The stack that a capture began on.
+fn stack_of(device: c_int, pool: aquifer_torch_pool_id) -> Result<u32> {
+    let number = CAPTURES.lock().get(&(device, pool.first, pool.second)).copied();
+    number.map_or_else(|| Stack::default_of(device), Ok)
 }
 
 /// What the thread's last call that failed says. It stays until the thread's next failure.

@@ -2,9 +2,14 @@
 #include "check.h"
 
 #include <dlfcn.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <functional>
+#include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -193,12 +198,13 @@ static void torch_hooks(void *stream, void *side) {
   aquifer_torch_reset_();
 }
 
+using Pool = std::pair<unsigned long long, unsigned long long>;
+
 // PyTorch calls the three with a `std::pair` of two numbers by value, which is passed as the structure is.
 static void torch_pools(void *stream) {
   FIND(aquifer_torch_alloc);
   FIND(aquifer_torch_free);
   FIND(aquifer_torch_last_error);
-  using Pool = std::pair<unsigned long long, unsigned long long>;
   auto begin = find<void (*)(int, Pool, void *)>("aquifer_torch_begin_allocate_to_pool");
   auto end = find<void (*)(int, Pool)>("aquifer_torch_end_allocate_to_pool");
   auto release = find<void (*)(int, Pool)>("aquifer_torch_release_pool");
@@ -224,6 +230,157 @@ static void torch_pools(void *stream) {
   // A second release of the key is an error, and not a crash.
   release(0, pool);
   CHECK(strstr(aquifer_torch_last_error_(), "capture") != nullptr);
+}
+
+// As PyTorch has it, where a `cudaStream_t` is a pointer.
+using Filter = std::function<bool(void *)>;
+
+// What the tests of filters need of a pool of PyTorch's.
+struct Pools {
+  void (*begin)(int, Pool, Filter) = find<void (*)(int, Pool, Filter)>("aquifer_torch_begin_allocate_to_pool");
+  void (*end)(int, Pool) = find<void (*)(int, Pool)>("aquifer_torch_end_allocate_to_pool");
+  void (*release)(int, Pool) = find<void (*)(int, Pool)>("aquifer_torch_release_pool");
+  void *(*alloc)(size_t, int, void *) = find<void *(*)(size_t, int, void *)>("aquifer_torch_alloc");
+  void (*free)(void *, size_t, int, void *) = find<void (*)(void *, size_t, int, void *)>("aquifer_torch_free");
+  const char *(*last_error)() = find<const char *(*)()>("aquifer_torch_last_error");
+
+  // Whether an allocation on a stream takes the block that a graph of the pool has freed.
+  bool takes(void *block, void *stream) const {
+    void *own = alloc(4096, 0, stream);
+    CHECK(own != nullptr);
+    free(own, 4096, 0, stream);
+    return own == block;
+  }
+};
+
+// A target whose copies are counted, and which is larger than what a function keeps in itself, or as large.
+template <size_t WORDS> struct Counted {
+  std::shared_ptr<void *> stream;
+  size_t words[WORDS];
+  bool operator()(void *asked) const { return asked == *stream; }
+};
+
+template <size_t WORDS> static void torch_filter_by_stream(void *stream, void *side) {
+  Pools pools;
+  Pool pool{5, WORDS};
+  auto of_graph = std::make_shared<void *>(stream);
+  {
+    Filter filter = Counted<WORDS>{of_graph, {}};
+    CHECK(of_graph.use_count() == 2);
+    pools.begin(0, pool, filter);
+    // The program's own is as it was, and one copy is kept.
+    CHECK(of_graph.use_count() == 3 && filter && filter(stream) && !filter(side));
+  }
+  CHECK(of_graph.use_count() == 2);
+  void *inside = pools.alloc(4096, 0, stream);
+  pools.free(inside, 4096, 0, stream);
+  for (int round = 0; round < 10; round++) {
+    CHECK(pools.takes(inside, stream) && !pools.takes(inside, side) && !pools.takes(inside, nullptr));
+  }
+  // The answer is asked for anew, on each thread.
+  *of_graph = side;
+  void *of_side = pools.alloc(4096, 0, side);
+  pools.free(of_side, 4096, 0, side);
+  std::thread([&] { CHECK(pools.takes(of_side, side) && !pools.takes(inside, stream)); }).join();
+  // A second begin of the pool is refused, and its filter destroyed. The line is for who does not ask.
+  std::string said = on_standard_error([&] { pools.begin(0, pool, Counted<WORDS>{of_graph, {}}); });
+  CHECK(said.find("aquifer: aquifer_torch_begin_allocate_to_pool: a capture of this key is active") == 0);
+  CHECK(said.find(pools.last_error()) != std::string::npos && of_graph.use_count() == 2);
+  // Another one at the same time.
+  pools.begin(0, {6, WORDS}, Counted<WORDS>{std::make_shared<void *>(stream), {}});
+  CHECK(!pools.takes(inside, stream) && pools.takes(of_side, side));
+  // Ended on another thread.
+  std::thread([&] { pools.end(0, pool); }).join();
+  CHECK(of_graph.use_count() == 1);
+  CHECK(!pools.takes(of_side, side));
+  pools.end(0, {6, WORDS});
+  pools.release(0, {6, WORDS});
+  pools.release(0, pool);
+}
+
+static void torch_filter_by_thread(void *stream) {
+  Pools pools;
+  Pool pool{0, 11};
+  // As `torch.cuda.use_mem_pool` has it.
+  pools.begin(0, pool, [tid = std::this_thread::get_id()](void *) { return tid == std::this_thread::get_id(); });
+  void *inside = pools.alloc(4096, 0, stream);
+  pools.free(inside, 4096, 0, stream);
+  for (int round = 0; round < 10; round++) {
+    CHECK(pools.takes(inside, stream));
+    std::thread([&] { CHECK(!pools.takes(inside, stream)); }).join();
+  }
+  pools.end(0, pool);
+  pools.release(0, pool);
+}
+
+static bool takes_the_default(void *asked) { return asked == nullptr; }
+
+// A function without a state, one without a target, and the default stream, whose handle is null.
+static void torch_filters_without_state(void *stream) {
+  Pools pools;
+  Pool pool{0, 12};
+  pools.begin(0, pool, takes_the_default);
+  void *inside = pools.alloc(4096, 0, nullptr);
+  pools.free(inside, 4096, 0, nullptr);
+  CHECK(pools.takes(inside, nullptr) && !pools.takes(inside, stream));
+  pools.end(0, pool);
+  pools.release(0, pool);
+  pools.begin(0, pool, nullptr);
+  for (void *any : {stream, static_cast<void *>(nullptr)}) {
+    inside = pools.alloc(4096, 0, any);
+    pools.free(inside, 4096, 0, any);
+    CHECK(pools.takes(inside, any));
+  }
+  pools.end(0, pool);
+  pools.release(0, pool);
+}
+
+// Threads allocate while captures begin and end, with what their filters read gone behind each end.
+static void torch_filters_beside_threads(void *stream, void *side) {
+  Pools pools;
+  bool is_over = false;
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 3; number++) {
+    threads.emplace_back([&] {
+      while (!__atomic_load_n(&is_over, __ATOMIC_ACQUIRE)) {
+        void *block = pools.alloc(4096, 0, side);
+        pools.free(block, 4096, 0, side);
+      }
+    });
+  }
+  for (unsigned long long key = 1; key <= 300; key++) {
+    auto graph = std::make_unique<void *>(stream);
+    pools.begin(0, {13, key}, [graph = graph.get()](void *asked) { return asked == *graph; });
+    void *inside = pools.alloc(4096, 0, stream);
+    pools.free(inside, 4096, 0, stream);
+    CHECK(pools.takes(inside, stream));
+    pools.end(0, {13, key});
+    graph.reset();
+    pools.release(0, {13, key});
+  }
+  __atomic_store_n(&is_over, true, __ATOMIC_RELEASE);
+  for (std::thread &thread : threads) thread.join();
+}
+
+// In a process of its own, which it ends: no exception passes the library.
+static void torch_filter_that_throws() {
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    struct rlimit none = {0, 0};
+    CHECK(setrlimit(RLIMIT_CORE, &none) == 0 && freopen("/dev/null", "w", stderr) != nullptr);
+    library = dlopen("libaquifer.so.0", RTLD_NOW | RTLD_LOCAL);
+    CHECK(library != nullptr);
+    Pools pools;
+    pools.begin(0, {0, 14}, [](void *) -> bool { throw std::runtime_error("a filter's"); });
+    try {
+      pools.alloc(4096, 0, nullptr);
+    } catch (...) {
+    }
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
 static void cupy() {
@@ -297,6 +454,7 @@ static void a_host_keeps_its_streams() {
 
 int main() {
   torch_fraction_without_a_pool();
+  torch_filter_that_throws();
   setenv("AQUIFER_STACK", "pool(cuda) | statistics", 1);
   library = dlopen("libaquifer.so.0", RTLD_NOW | RTLD_LOCAL);
   CHECK(library != nullptr);
@@ -307,6 +465,11 @@ int main() {
   torch(handle_of(stream), handle_of(side));
   torch_hooks(handle_of(stream), handle_of(side));
   torch_pools(handle_of(stream));
+  torch_filter_by_stream<1>(handle_of(stream), handle_of(side));
+  torch_filter_by_stream<8>(handle_of(stream), handle_of(side));
+  torch_filter_by_thread(handle_of(stream));
+  torch_filters_without_state(handle_of(stream));
+  torch_filters_beside_threads(handle_of(stream), handle_of(side));
   cupy();
   cuquantum(handle_of(stream));
   a_host_keeps_its_streams();

@@ -63,7 +63,7 @@ static void wrong_stacks(void) {
     GIVES(AQUIFER_ERROR_NOT_OURS, api->trim(wrong, 0, &released));
     GIVES(AQUIFER_ERROR_NOT_OURS, api->log_start(wrong, "nowhere.csv"));
     GIVES(AQUIFER_ERROR_NOT_OURS, api->log_stop(wrong));
-    GIVES(AQUIFER_ERROR_NOT_OURS, api->capture_begin(wrong, 0, 0));
+    GIVES(AQUIFER_ERROR_NOT_OURS, api->capture_begin(wrong, 0, 0, NULL, 0));
     GIVES(AQUIFER_ERROR_NOT_OURS, api->capture_end(wrong, 0, 0));
     GIVES(AQUIFER_ERROR_NOT_OURS, api->capture_release(wrong, 0, 0));
   }
@@ -306,7 +306,7 @@ static void closed(void) {
   GIVES(AQUIFER_ERROR_CLOSED, api->wait_and_trim(gone, 0, NULL));
   GIVES(AQUIFER_ERROR_CLOSED, api->log_start(gone, "nowhere.csv"));
   GIVES(AQUIFER_ERROR_CLOSED, api->log_stop(gone));
-  GIVES(AQUIFER_ERROR_CLOSED, api->capture_begin(gone, 0, 0));
+  GIVES(AQUIFER_ERROR_CLOSED, api->capture_begin(gone, 0, 0, NULL, 0));
   GIVES(AQUIFER_ERROR_CLOSED, api->allocate_on(gone, 100, 0, NULL, &handle));
   GIVES(AQUIFER_ERROR_CLOSED, api->allocate(gone, 100, 0, live, &handle));
   GIVES(AQUIFER_ERROR_CLOSED, api->allocate(stack, 100, 0, shut, &handle));
@@ -374,14 +374,52 @@ static void wrong_logs_and_captures(void) {
   CHECK(status == AQUIFER_ERROR_IO || status == AQUIFER_ERROR_INVALID_ARGUMENT);
   GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_end(stack, 1, 1));
   GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_release(stack, 1, 1));
-  OK(api->capture_begin(stack, 1, 1));
-  GIVES(AQUIFER_ERROR_CAPTURE, api->capture_begin(stack, 2, 1));
+  OK(api->capture_begin(stack, 1, 1, NULL, 0));
+  GIVES(AQUIFER_ERROR_CAPTURE, api->capture_begin(stack, 2, 1, NULL, 0));
   GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_end(stack, 1, 2));
   GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_release(stack, 1, 1));
   OK(api->capture_end(stack, 1, 1));
   GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_end(stack, 1, 1));
   OK(api->capture_release(stack, 1, 1));
   GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_release(stack, 1, 1));
+  SAYS("release it once");
+
+  aquifer_stream *own, *shut, *named[2] = {NULL, (aquifer_stream *)stack};
+  OK(api->stream_create(0, &own));
+  OK(api->stream_create(0, &shut));
+  OK(api->stream_close(shut));
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_begin(stack, 1, 1, NULL, 1));
+  SAYS("is null");
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_begin(stack, 1, 1, named, 0));
+  SAYS("give null for all");
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_begin(stack, 1, 1, named, SIZE_MAX));
+  SAYS("the number of those in the array");
+  GIVES(AQUIFER_ERROR_NOT_OURS, api->capture_begin(stack, 1, 1, named, 1));
+  SAYS("a stream is null");
+  GIVES(AQUIFER_ERROR_NOT_OURS, api->capture_begin(stack, 1, 1, &named[1], 1));
+  SAYS("is no stream of this library");
+  GIVES(AQUIFER_ERROR_CLOSED, api->capture_begin(stack, 1, 1, &shut, 1));
+  SAYS("closed");
+  OK(api->capture_begin(stack, 1, 1, &own, 1));
+  GIVES(AQUIFER_ERROR_CAPTURE, api->capture_begin(stack, 2, 1, &own, 1));
+  SAYS("capture on another stream");
+  GIVES(AQUIFER_ERROR_CAPTURE, api->capture_begin(stack, 1, 1, &stream, 1));
+  SAYS("a key of its own");
+  GIVES(AQUIFER_ERROR_CAPTURE, api->capture_begin(stack, 2, 1, NULL, 0));
+  SAYS("name streams");
+  GIVES(AQUIFER_ERROR_CAPTURE, api->stream_close(own));
+  SAYS("call capture_end first");
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_release(stack, 1, 1));
+  SAYS("end it first");
+  /* A second capture beside it, of another stream. */
+  OK(api->capture_begin(stack, 2, 1, &stream, 1));
+  OK(api->capture_end(stack, 1, 1));
+  GIVES(AQUIFER_ERROR_INVALID_ARGUMENT, api->capture_end(stack, 1, 1));
+  SAYS("begin it first");
+  OK(api->capture_end(stack, 2, 1));
+  OK(api->capture_release(stack, 1, 1));
+  OK(api->capture_release(stack, 2, 1));
+  OK(api->stream_close(own));
 }
 
 /* All of these in the child, where another thread of the parent may have held any lock. */
@@ -432,7 +470,7 @@ static void in_child(void *block, void *host) {
   FORKED(api->host_set_touch_threads(8));
   FORKED(api->log_start(stack, "nowhere.csv"));
   FORKED(api->log_stop(stack));
-  FORKED(api->capture_begin(stack, 1, 1));
+  FORKED(api->capture_begin(stack, 1, 1, NULL, 0));
   FORKED(api->capture_end(stack, 1, 1));
   FORKED(api->capture_release(stack, 1, 1));
   FORKED(aquifer_cuquantum_device_handler(0, &handler));

@@ -1,5 +1,7 @@
 /* All functions of the table, as a careful program uses them. Its argument is a folder for a log. */
+#define _POSIX_C_SOURCE 200809L
 #include "check.h"
+#include <pthread.h>
 
 static const aquifer_api *api;
 
@@ -315,7 +317,7 @@ static void logs(const char *folder) {
     OK(api->deallocate(block, bytes, stream));
   }
   /* A capture that begins in the time of the log writes no row, then or later. */
-  OK(api->capture_begin(stack, 5, 5));
+  OK(api->capture_begin(stack, 5, 5, NULL, 0));
   OK(api->allocate(stack, 2000, 0, stream, &block));
   OK(api->deallocate(block, 2000, stream));
   OK(api->log_stop(stack));
@@ -351,8 +353,8 @@ static void captures(void) {
   OK(api->stack_create("pool(cuda) | statistics", 0, &stack));
   OK(api->stream_create(0, &stream));
   OK(api->allocate(stack, 4096, 0, stream, &outside));
-  OK(api->capture_begin(stack, 1, 2));
-  GIVES(AQUIFER_ERROR_CAPTURE, api->capture_begin(stack, 1, 2));
+  OK(api->capture_begin(stack, 1, 2, NULL, 0));
+  GIVES(AQUIFER_ERROR_CAPTURE, api->capture_begin(stack, 1, 2, NULL, 0));
   OK(api->allocate(stack, 4096, 0, stream, &inside));
   OK(api->allocate(stack, 4096, 0, stream, &freed));
   OK(api->deallocate(freed, 4096, stream));
@@ -364,7 +366,7 @@ static void captures(void) {
   CHECK(again != freed && again != inside);
   OK(api->deallocate(again, 4096, stream));
   /* A second capture of the key uses its pool again. */
-  OK(api->capture_begin(stack, 1, 2));
+  OK(api->capture_begin(stack, 1, 2, NULL, 0));
   OK(api->allocate(stack, 4096, 0, stream, &again));
   CHECK(again == freed);
   OK(api->deallocate(again, 4096, stream));
@@ -376,6 +378,62 @@ static void captures(void) {
   CHECK(statistics_of(stack).live_blocks == 0);
   OK(api->stream_close(stream));
   OK(api->stack_release(stack));
+}
+
+enum { BLOCKS = 64 };
+
+struct captures {
+  pthread_barrier_t barrier;
+  aquifer_stack *stack;
+};
+
+static void *allocates_beside(void *argument) {
+  struct captures *beside = argument;
+  aquifer_stream *stream;
+  void *blocks[BLOCKS];
+  OK(api->stream_create(0, &stream));
+  for (int block = 0; block < BLOCKS; block++) OK(api->allocate(beside->stack, 1 << 20, 0, stream, &blocks[block]));
+  for (int block = 0; block < BLOCKS; block++) OK(api->deallocate(blocks[block], 1 << 20, stream));
+  /* A capture of its own, at the same time. */
+  OK(api->capture_begin(beside->stack, 4, 2, &stream, 1));
+  OK(api->allocate(beside->stack, 1 << 20, 0, stream, &blocks[0]));
+  OK(api->deallocate(blocks[0], 1 << 20, stream));
+  pthread_barrier_wait(&beside->barrier);
+  pthread_barrier_wait(&beside->barrier);
+  OK(api->capture_end(beside->stack, 4, 2));
+  OK(api->capture_release(beside->stack, 4, 2));
+  OK(api->stream_close(stream));
+  return NULL;
+}
+
+/* A capture takes the allocations of its streams alone. */
+static void captures_of_streams(void) {
+  struct captures state;
+  aquifer_stream *streams[2];
+  void *inside, *joined;
+  size_t released;
+  pthread_t thread;
+  CHECK(pthread_barrier_init(&state.barrier, NULL, 2) == 0);
+  OK(api->stack_create("pool(cuda)", 0, &state.stack));
+  for (int stream = 0; stream < 2; stream++) OK(api->stream_create(0, &streams[stream]));
+  OK(api->capture_begin(state.stack, 4, 1, streams, 2));
+  OK(api->allocate(state.stack, 1 << 20, 0, streams[0], &inside));
+  OK(api->allocate(state.stack, 1 << 20, 0, streams[1], &joined));
+  CHECK(pthread_create(&thread, NULL, allocates_beside, &state) == 0);
+  pthread_barrier_wait(&state.barrier);
+  CHECK(statistics_of(state.stack).reserved_bytes >= (size_t)BLOCKS << 20);
+  OK(api->wait_and_trim(state.stack, 0, &released));
+  /* What the two captures have is left, and nothing of the 64 MiB. */
+  CHECK(statistics_of(state.stack).reserved_bytes <= (size_t)BLOCKS / 2 << 20);
+  pthread_barrier_wait(&state.barrier);
+  OK(api->deallocate(joined, 1 << 20, streams[1]));
+  OK(api->deallocate(inside, 1 << 20, streams[0]));
+  OK(api->capture_end(state.stack, 4, 1));
+  CHECK(pthread_join(thread, NULL) == 0);
+  OK(api->capture_release(state.stack, 4, 1));
+  CHECK(statistics_of(state.stack).live_bytes == 0);
+  for (int stream = 0; stream < 2; stream++) OK(api->stream_close(streams[stream]));
+  OK(api->stack_release(state.stack));
 }
 
 int main(int count, char **arguments) {
@@ -394,6 +452,7 @@ int main(int count, char **arguments) {
   numbers();
   logs(arguments[1]);
   captures();
+  captures_of_streams();
   aquifer_misuse misuse = {.struct_size = sizeof misuse};
   OK(api->misuse(&misuse));
   CHECK(misuse.unknown == 0 && misuse.freed_before == 0 && misuse.wrong_size == 0);

@@ -153,7 +153,7 @@ static void changes(void) {
   CHECK(rows_of_log("allocate") + rows_of_log("free") == 2);
 
   /* What is allocated for a graph is not handed out besides, though the graph's owner has freed it. */
-  OK(api->capture_begin(stack, 1, 1));
+  OK(api->capture_begin(stack, 1, 1, NULL, 0));
   of_capture = allocate(stack, 1000, stream);
   OK(api->deallocate(of_capture, 1000, stream));
   OK(api->capture_end(stack, 1, 1));
@@ -163,6 +163,26 @@ static void changes(void) {
     OK(api->deallocate(block, 1000, stream));
   }
   OK(api->capture_release(stack, 1, 1));
+
+  /* So it is on the one stream that a capture names, and the other one stays warm. */
+  aquifer_stream *other = make_stream();
+  for (int pair = 0; pair < 10; pair++) OK(api->deallocate(allocate(stack, 1000, other), 1000, other));
+  OK(api->capture_begin(stack, 2, 1, &other, 1));
+  of_capture = allocate(stack, 1000, other);
+  OK(api->deallocate(of_capture, 1000, other));
+  for (int pair = 0; pair < 10; pair++) {
+    CHECK(allocate(stack, 1000, other) == of_capture);
+    OK(api->deallocate(of_capture, 1000, other));
+    block = allocate(stack, 1000, stream);
+    CHECK(block != of_capture);
+    OK(api->deallocate(block, 1000, stream));
+  }
+  OK(api->capture_end(stack, 2, 1));
+  block = allocate(stack, 1000, other);
+  CHECK(block != of_capture);
+  OK(api->deallocate(block, 1000, other));
+  OK(api->capture_release(stack, 2, 1));
+  OK(api->stream_close(other));
 
   /* A block outlives the stack that the thread remembers. */
   block = allocate(stack, 1000, stream);
@@ -181,7 +201,7 @@ static void refusals(void) {
   for (int round = 0; round < 20; round++) {
     aquifer_stack *stack = make_stack("pool(cuda)");
     block = allocate(stack, 1000, stream);
-    OK(api->capture_begin(stack, 1, 1));
+    OK(api->capture_begin(stack, 1, 1, NULL, 0));
     OK(api->capture_end(stack, 1, 1));
     /* The thread remembers the route of a free, and not its stack. */
     OK(api->deallocate(block, 1000, stream));
@@ -262,13 +282,16 @@ static void threads_that_sleep(void) {
 
 struct captures {
   aquifer_stack *stack;
+  aquifer_stream *stream;
   bool is_over;
 };
 
 static void *captures(void *argument) {
   struct captures *captures = argument;
   for (uint64_t key = 1; key <= 1000; key++) {
-    OK(api->capture_begin(captures->stack, key, 0));
+    /* Of all streams, and of the one that the other thread allocates on. */
+    size_t named = key % 2;
+    OK(api->capture_begin(captures->stack, key, 0, named ? &captures->stream : NULL, named));
     /* For an allocation to be on its way at the end. */
     for (volatile int step = 0; step < 3000; step++) continue;
     OK(api->capture_end(captures->stack, key, 0));
@@ -280,8 +303,8 @@ static void *captures(void *argument) {
 
 /* An allocation that a capture's end meets on its way has a block like any other. */
 static void captures_beside_allocations(void) {
-  struct captures state = {.stack = make_stack("pool(cuda)")};
   aquifer_stream *stream = make_stream();
+  struct captures state = {.stack = make_stack("pool(cuda)"), .stream = stream};
   pthread_t thread;
   CHECK(pthread_create(&thread, NULL, captures, &state) == 0);
   while (!__atomic_load_n(&state.is_over, __ATOMIC_ACQUIRE))
