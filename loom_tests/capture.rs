@@ -91,7 +91,7 @@ fn a_magazine_made_in_a_capture() {
     }
     model(
         "a_magazine_made_in_a_capture",
-        20_000,
+        18_000,
         begin,
         &[
             |fixture: &Fixture| {
@@ -157,5 +157,33 @@ fn a_larger_block_for_a_graph() {
             fixture.end_graph(fixture.graph, 0, &[]);
             fixture.end();
         },
+    );
+}
+
+/// Two streams capture in one graph pool. What one has freed is the other's, but not before the device is past its former
+/// uses. One leaves its block over, and uses it.
+#[test]
+fn two_captures_of_one_graph_pool() {
+    fn capture(fixture: &Fixture, stream: usize, leaves: bool) {
+        let Some(graph) = fixture.capture(stream) else { return };
+        let block = fixture.record(stream);
+        if !leaves {
+            block.into_iter().for_each(|block| fixture.free_recorded(stream, block));
+        }
+        fixture.end_capture(stream, graph);
+        if leaves {
+            block.into_iter().for_each(|block| fixture.use_left_over(stream, block));
+        }
+        fixture.end_graph(graph, stream, &[]);
+    }
+    model(
+        "two_captures_of_one_graph_pool",
+        20_000,
+        || {
+            let plan = plan(2, &[Wait, Complete, GrowToMaximum]).with_captures();
+            plan.build().prepared(&[0], 0).with_graph_pool()
+        },
+        &[|fixture: &Fixture| capture(fixture, 0, false), |fixture| capture(fixture, 1, true)],
+        Fixture::end,
     );
 }

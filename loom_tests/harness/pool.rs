@@ -236,6 +236,10 @@ pub struct Fixture {
     pub held: Vec<Block>,
     /// A graph that `begin` recorded.
     pub graph: usize,
+    /// The graph pool of all captures, if they have one in common.
+    graph_pool: Option<u16>,
+    /// What captures have allocated and not freed: addresses and bytes. std's lock: loom need not know of it.
+    recorded: Mutex<Vec<(u64, usize)>>,
     /// What the roles took for good. std's lock: loom need not know of it.
     taken: Mutex<Vec<(usize, Block)>>,
     /// The gate of all streams, for pools that sleep, and how often the pool has passed it to fall asleep or to wake.
@@ -312,6 +316,8 @@ impl Plan {
             streams,
             held: Vec::new(),
             graph: 0,
+            graph_pool: None,
+            recorded: Mutex::default(),
             taken: Mutex::default(),
             gate: loom::sync::Mutex::new(0),
         }
@@ -528,14 +534,56 @@ impl Fixture {
             self.driver.set_stream_capturing(stream, true);
             Ok(())
         };
-        let begun = self.pool().begin_capture(handle, PoolDriver::id(handle), None, begin);
+        let begun =
+            self.pool().begin_capture(handle, PoolDriver::id(handle), self.graph_pool, begin);
         if begun.is_err() {
             gate.open();
         }
         begun.ok().map(|(graph, ())| graph)
     }
 
+    /// Has all captures share memory.
+    pub fn with_graph_pool(mut self) -> Self {
+        self.graph_pool = self.pool().open_graph_pool().ok();
+        assert!(self.graph_pool.is_some(), "a graph pool");
+        self
+    }
+
+    /// Takes a block in a capture, if there is one, and gives the stream no work, which would be recorded.
+    pub fn record(&self, stream: usize) -> Option<Block> {
+        let handle = &self.streams[stream];
+        let block = self.pool().allocate(handle, PoolDriver::id(handle), UNIT, UNIT as u64).ok()?;
+        let mut recorded = self.recorded.lock().unwrap();
+        let is_other = |&(address, bytes): &(u64, usize)| {
+            address + bytes as u64 <= block.address || block.address + block.bytes as u64 <= address
+        };
+        assert!(recorded.iter().all(is_other), "a block of a capture is handed out twice");
+        recorded.push((block.address, block.bytes));
+        Some(block)
+    }
+
+    /// Forgets that a capture has a block.
+    pub fn forget_recorded(&self, block: Block) {
+        self.recorded.lock().unwrap().retain(|(address, _)| *address != block.address);
+    }
+
+    /// Frees a block in the capture that has taken it.
+    pub fn free_recorded(&self, stream: usize, block: Block) {
+        self.forget_recorded(block);
+        let handle = &self.streams[stream];
+        // SAFETY: each model frees a block of its pool once.
+        unsafe { self.pool().deallocate(handle, PoolDriver::id(handle), block) };
+    }
+
+    /// The stream works on a block that its capture has left over, and frees it.
+    pub fn use_left_over(&self, stream: usize, block: Block) {
+        self.forget_recorded(block);
+        self.driver.hand_out(stream, block.address, block.bytes);
+        self.free(stream, block);
+    }
+
     pub fn end_capture(&self, stream: usize, graph: usize) {
+        let _ = self.pool().note_left_over(graph);
         self.driver.set_stream_capturing(stream, false);
         self.streams[stream].gate.iter().for_each(|gate| gate.open());
         self.pool().end_capture(graph);

@@ -162,7 +162,10 @@ impl GraphHeap {
 
     fn note(&mut self, graph: usize, block: GraphBlock, from: (Tag, usize)) {
         let Some(user) = self.users.get_mut(&graph) else { return };
-        user.made.insert(block.node, from);
+        // Work that is given to the stream from here on may run for real before the pool hears of the end.
+        if !user.has_ended {
+            user.made.insert(block.node, from);
+        }
         insert_range(&mut user.ranges, block.range());
     }
 
