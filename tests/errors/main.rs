@@ -14,6 +14,7 @@ mod containers;
 mod data_handlers;
 mod devices;
 mod drivers;
+mod graphs;
 mod host_memory;
 mod managers;
 mod processes;
@@ -32,12 +33,13 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 14] = [
+const CHAPTERS: [(&str, Rows); 15] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
     ("Resources", resources::rows),
     ("Pools that sleep", sleep::rows),
+    ("Graphs that share memory", graphs::rows),
     ("Adaptors", adaptors::rows),
     ("Texts of stacks", stacks::rows),
     ("Page-locked memory", host_memory::rows),

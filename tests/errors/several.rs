@@ -4,9 +4,9 @@ use crate::support::simulated;
 use crate::table::Table;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    Communicator, CudaResource, DeviceLayout, DeviceResource, DeviceVec,
+    Communicator, CudaResource, DeviceLayout, DeviceResource, DeviceVec, PoolResource,
     collective::{CommunicatorId, Group, ReduceOp},
-    mr::{AsyncResource, ManagedResource, NcclResource, SystemResource, VirtualResource},
+    mr::{AsyncResource, Keep, ManagedResource, NcclResource, SystemResource, VirtualResource},
 };
 use std::time::Duration;
 
@@ -93,6 +93,10 @@ fn collectives(table: &mut Table) {
     table.failed("in a group: to rank 9", group.send(&ranks[0], &three, 9));
     drop(group);
     ranks[0].send(&three, 1).unwrap();
+    let mapped = PoolResource::new(VirtualResource::new(&one).unwrap()).unwrap();
+    // SAFETY: nothing has pointers to its memory.
+    let asleep = unsafe { mapped.sleep(Keep::Nothing) };
+    table.failed("a sleep beside a collective", asleep.map(drop));
     table.failed("3 sent, 5 received", ranks[1].receive(&mut make(1, 5), 0));
     second.take_reports();
     table.failed("the other rank, after that", ranks[0].synchronize(Duration::from_secs(9)));

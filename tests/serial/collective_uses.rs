@@ -9,6 +9,7 @@ use aquifer::{
     Communicator, CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, PoolResource,
     Stream,
     collective::{CommunicatorId, Group, ReduceOp, RegisteringAdaptor},
+    mr::{Keep, VirtualResource},
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -95,6 +96,41 @@ fn a_rank_that_a_collective_does_not_read_or_write_keeps_its_memory() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     drop((sends, receives, ranks));
     drop(streams);
+    both.end();
+}
+
+#[test]
+fn a_pool_falls_asleep_beside_no_collective_that_is_under_way() {
+    let _alone = alone();
+    let both = Two::simulated(5);
+    let streams = both.streams();
+    let ranks = join(&streams).unwrap();
+    let pool = PoolResource::new(VirtualResource::new(streams[0].device()).unwrap()).unwrap();
+    let other = streams[0].device().new_stream().unwrap();
+    let kept = DeviceVec::from_slice_in(&other, &[7_u32; 100], pool.clone()).unwrap();
+    let mut data = vectors::<u32>(&streams, [&[1; 10], &[2; 10]]);
+    // SAFETY: no other library has pointers to the memory, and there is no graph.
+    let sleep = || unsafe { pool.sleep(Keep::PageLocked) };
+    ranks[0].all_reduce_in_place(&mut data[0], ReduceOp::Sum).unwrap();
+    let begun = Instant::now();
+    let error = sleep().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("while a collective is under way"), "{error}");
+    assert!(begun.elapsed() < SOON && !pool.is_asleep());
+    assert_eq!(kept.get(0).unwrap(), 7, "it is awake");
+    ranks[1].all_reduce_in_place(&mut data[1], ReduceOp::Sum).unwrap();
+    // Complete in a moment, it is in nobody's way, though no rank has waited for it.
+    sleep().unwrap();
+    pool.wake().unwrap();
+    assert_eq!((kept.get(99).unwrap(), data[0].get(9).unwrap()), (7, 3));
+    // Nor are ranks that are gone.
+    ranks[0].all_reduce_in_place(&mut data[0], ReduceOp::Sum).unwrap();
+    ranks[1].all_reduce_in_place(&mut data[1], ReduceOp::Sum).unwrap();
+    drop(ranks);
+    sleep().unwrap();
+    pool.wake().unwrap();
+    drop((kept, data, pool));
+    drop((streams, other));
     both.end();
 }
 

@@ -8,6 +8,7 @@ use crate::driver::CallSite;
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::setters;
 use crate::inside::{DeviceInside, StreamInside};
+use crate::resource::asleep::{Collectives, watch_collectives};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::channel::{self, RecvTimeoutError};
@@ -146,7 +147,10 @@ impl CommunicatorOptions {
         let devices: Vec<Device> = streams.iter().map(|stream| stream.device().clone()).collect();
         let raw = join_within(timeout, devices, first, ranks, *id.as_bytes())?;
         let ranks = streams.into_iter().zip(raw).enumerate().map(|(at, (stream, raw))| {
-            Communicator { rank: Arc::new(Rank::new(stream, first + at, ranks, timeout, raw)) }
+            let rank = Arc::new(Rank::new(stream, first + at, ranks, timeout, raw));
+            let watched: Arc<dyn Collectives> = rank.clone();
+            watch_collectives(rank.device(), Arc::downgrade(&watched));
+            Communicator { rank }
         });
         Ok(ranks.collect())
     }

@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::inside::StreamInside;
 use crate::inside::{Patience, StreamCall};
+use crate::resource::asleep::Collectives;
 use crate::stream::Stream;
 use crate::sync::trusted::{Backoff, Mutex, MutexGuard};
 use aquifer_collective::{CollectiveError, CollectiveResult, RawCommunicator};
@@ -153,6 +154,20 @@ impl RankState {
     fn forget_all(&mut self) {
         self.marks.clear();
         (self.ahead, self.unmarked) = (0, 0);
+    }
+}
+
+impl Collectives for Rank {
+    fn are_under_way(&self) -> bool {
+        // Another thread's call on this rank may wait for others.
+        let Some(state) = self.try_lock() else { return true };
+        if state.ahead == 0 {
+            return false;
+        }
+        drop(state);
+        // Without a mark, as in a capture, nothing tells.
+        let _ = self.mark();
+        self.try_lock().is_none_or(|mut state| state.forget_passed().is_err() || state.ahead > 0)
     }
 }
 

@@ -11,12 +11,15 @@ use super::graph_heap::{GraphBlock, GraphHeap, GraphPoolId};
 use super::magazine::Cached;
 use crate::heap::{NotLive, Tag};
 use crate::sync::thread_id;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 #[derive(Debug)]
 pub(super) struct Graphs<S> {
     graphs: HashMap<usize, GraphMemory>,
-    heaps: BTreeMap<GraphPoolId, GraphHeap>,
+    heaps: HashMap<GraphPoolId, GraphHeap>,
+    /// Numbers that were given out, and those of them that no graph pool has.
+    numbers: u32,
+    vacant: Vec<GraphPoolId>,
     /// The bytes of what graphs keep from elsewhere, by token.
     kept: HashMap<u64, usize>,
     /// Graphs that are gone, whose launches the stream could not wait for at the time.
@@ -65,7 +68,9 @@ impl<S> Default for Graphs<S> {
     fn default() -> Self {
         Self {
             graphs: HashMap::new(),
-            heaps: BTreeMap::new(),
+            heaps: HashMap::new(),
+            numbers: 0,
+            vacant: Vec::new(),
             kept: HashMap::new(),
             deferred: Vec::new(),
         }
@@ -75,8 +80,14 @@ impl<S> Default for Graphs<S> {
 impl<S> Graphs<S> {
     /// A new graph pool. `None` if there are more than a token can tell apart.
     pub(super) fn open_pool(&mut self, is_open: bool) -> Option<GraphPoolId> {
-        let is_vacant = |id: &GraphPoolId| !self.heaps.contains_key(id);
-        let id = (0..=GraphPoolId::MAX).find(is_vacant)?;
+        let id = match self.vacant.pop() {
+            Some(id) => id,
+            None => {
+                let id = GraphPoolId::try_from(self.numbers).ok()?;
+                self.numbers += 1;
+                id
+            }
+        };
         self.heaps.insert(id, GraphHeap::new(id, is_open));
         Some(id)
     }
@@ -92,6 +103,7 @@ impl<S> Graphs<S> {
     fn forget_if_over(&mut self, id: GraphPoolId) {
         if self.heaps.get(&id).is_some_and(GraphHeap::is_over) {
             self.heaps.remove(&id);
+            self.vacant.push(id);
         }
     }
 

@@ -5,9 +5,10 @@
 
 use crate::device::Device;
 use crate::driver::{BackendKind, DeviceRange, is_forked_child};
-use crate::error::{Error, ErrorKind, Result};
-use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
-use std::time::Instant;
+use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::sync::Weak;
+use crate::sync::trusted::{AtomicUsize, Backoff, Mutex, Ordering};
+use std::time::{Duration, Instant};
 
 type DeviceKey = (BackendKind, u64);
 
@@ -15,6 +16,9 @@ type DeviceKey = (BackendKind, u64);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static ASLEEP: Mutex<Vec<Asleep>> = Mutex::new(Vec::new());
 static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static COLLECTIVES: Mutex<Vec<(DeviceKey, Weak<dyn Collectives>)>> = Mutex::new(Vec::new());
+/// How long a pool that falls asleep asks for collectives that are about to be complete.
+const BRIEFLY: Duration = Duration::from_millis(2);
 /// Of those, the ones that stay until their memory is unmapped.
 static EXPORTS: AtomicUsize = AtomicUsize::new(0);
 
@@ -157,4 +161,39 @@ pub(super) fn reason_to_stay_awake(device: &Device, ranges: &[(u64, u64)]) -> Op
         })
     };
     KEPT.lock().iter().find(|it| it.device == key && overlaps(it)).map(|it| it.why)
+}
+
+/// The collectives of one communicator on a device. One whose other ranks do not come is never complete, so no pool waits for
+/// it.
+pub trait Collectives: Send + Sync {
+    /// Whether the device may not be past one. The caller has no lock and is inside of no gate.
+    fn are_under_way(&self) -> bool;
+}
+
+/// Has pools of a device not fall asleep beside these collectives.
+pub fn watch_collectives(device: &Device, collectives: Weak<dyn Collectives>) {
+    let mut watched = COLLECTIVES.lock();
+    watched.retain(|(_, other)| other.strong_count() > 0);
+    watched.push((device.key(), collectives));
+}
+
+/// An error if a collective of one of these devices is under way, and not complete in a moment.
+pub(super) fn require_no_collective(devices: &[Device]) -> Result<()> {
+    let has_device = |key: &DeviceKey| devices.iter().any(|device| device.key() == *key);
+    let watched: Vec<_> = {
+        let watched = COLLECTIVES.lock();
+        let own = watched.iter().filter(|(key, _)| has_device(key));
+        own.filter_map(|(_, collectives)| collectives.upgrade()).collect()
+    };
+    let (begun, backoff) = (Instant::now(), Backoff::new());
+    while watched.iter().any(|collectives| collectives.are_under_way()) {
+        ensure!(
+            begun.elapsed() < BRIEFLY,
+            InvalidArgument,
+            "wait for its communicators first",
+            "a pool cannot fall asleep while a collective is under way, which other ranks may be missing in"
+        );
+        backoff.snooze();
+    }
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! The methods `Stream::capture` and `Stream::capture_in`.
 
-use super::graph_pool::GraphPool;
+use super::graph_pool::{GraphPool, no_room};
 use super::handle::{PoolHandle, WeakHandle};
 use super::{Asked, PoolResource};
 use crate::debug_log::event;
@@ -94,6 +94,7 @@ impl Stream {
     ///   invalidated the capture. The same if a stream that joined and was given work is not waited for at the end.
     /// - [`ErrorKind::WrongDevice`] for a pool on another device.
     /// - [`ErrorKind::Forked`] in the child of a fork.
+    /// - [`ErrorKind::Unsupported`] if the pool has 65,536 graphs with memory, or 65,534 streams.
     /// - The errors of the driver calls.
     ///
     /// In each case, and if `body` unwinds, the stream is out of capture, there is no graph, and all that was kept for
@@ -151,6 +152,7 @@ where
             format!("{stream} is in capture, and another capture cannot begin on it"),
         )
         .with_advice("end the first, or use another stream"),
+        Failure::Crowded => no_room(pool),
         failure => pool.explain(failure, Asked::Capture),
     })?;
     let order = graph_pool.map(GraphPool::order);

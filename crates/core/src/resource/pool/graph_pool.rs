@@ -1,8 +1,8 @@
 //! Graph pools: memory that graphs share.
 
-use super::{Asked, PoolResource};
+use super::PoolResource;
 use crate::driver::is_forked_child;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::resource::cuda::CudaResource;
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::impls::debug_struct;
@@ -64,14 +64,23 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if there are 65,536, those that captures of
+    /// [`ErrorKind::Unsupported`] if there are 65,536, those that captures of
     /// [`Stream::capture`](crate::Stream::capture) have for themselves among them.
     pub fn graph_pool(&self) -> Result<GraphPool<U>> {
-        let opened = self.pool.open_graph_pool();
-        let number = opened.map_err(|failure| self.explain(failure, Asked::Capture))?;
+        let number = self.pool.open_graph_pool().map_err(|_| no_room(self))?;
         let order = Arc::new(LaunchOrder::default());
         Ok(GraphPool { shared: Arc::new(Shared { pool: self.clone(), number, order }) })
     }
+}
+
+/// The error of a pool that cannot tell another graph pool apart, or another stream.
+pub(super) fn no_room<U: DeviceResource + 'static>(pool: &PoolResource<U>) -> Error {
+    let device = pool.device();
+    let message = format!(
+        "a pool on {device} has no room for another graph or stream: it tells 65,536 graph pools and 65,534 streams apart"
+    );
+    Error::new(ErrorKind::Unsupported, message)
+        .with_advice("drop graphs, graph pools or streams that are not used")
 }
 
 impl<U: DeviceResource + 'static> GraphPool<U> {

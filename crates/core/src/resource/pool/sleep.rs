@@ -224,6 +224,8 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
             let error = asleep::error_of(device, pool.pool.id());
             return Err(error.with_advice("wake it before it sleeps again"));
         }
+        let devices = device.sharing_host_memory();
+        asleep::require_no_collective(&devices)?;
         pool.pool.begin_sleep().map_err(|failure| match failure {
             Failure::Captured => in_capture(pool),
             failure => pool.explain(failure, super::Asked::Trim),
@@ -232,8 +234,8 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
         pool.pool.upstream().sleep.set(0, waker);
         let ranges = pool.pool.reservations();
         asleep::list(device, pool.pool.id(), ranges.clone());
-        for device in device.sharing_host_memory() {
-            pass_all_gates(&device)?;
+        for device in &devices {
+            pass_all_gates(device)?;
             // A capture of another library is found here.
             device.synchronize_without_drops()?;
         }
