@@ -641,7 +641,8 @@ fn nothing_is_cached_while_a_capture_runs() {
             Ok(())
         })
         .unwrap();
-    assert_eq!(pool.statistics().held, WORDS * 4, "each had what the one before had left");
+    // Each of the capture had what the one before had left. What other threads get is theirs when it is over.
+    assert_eq!(pool.statistics().held, 5 * WORDS * 4);
     drop(graph);
     for _ in 0..4 {
         words(&stream, &pool, 1).unwrap();

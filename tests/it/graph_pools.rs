@@ -8,6 +8,7 @@ use aquifer::{
 };
 use kernels::{add_one, copy, kind};
 use std::sync::Barrier;
+use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 /// Elements of a vector of 64 KiB.
@@ -223,6 +224,90 @@ fn launches_from_several_threads_come_one_after_the_other() {
         assert!(graph_pool.held() <= 4 * BYTES);
         simulator.check().unwrap();
     }
+}
+
+#[test]
+fn a_launch_waits_for_a_short_capture_of_its_stream() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = pool_of(&device, 4 * MIB);
+    let graph_pool = pool.graph_pool().unwrap();
+    let mut out = words(&stream, &pool, 0, 64).unwrap();
+    let graph = plus_one(&stream, &graph_pool, (&mut out, 1, WORDS));
+    let (mut launches, mut refused) = (0, 0);
+    for _ in 0..20 {
+        let inside = Barrier::new(2);
+        std::thread::scope(|threads| {
+            let launched = threads.spawn(|| {
+                inside.wait();
+                try_launch(&graph, &stream)
+            });
+            let (again, ()) = stream
+                .capture_in(&graph_pool, |stream| {
+                    inside.wait();
+                    std::thread::sleep(Duration::from_micros(300));
+                    words(stream, &pool, 7, WORDS).map(drop)
+                })
+                .unwrap();
+            match launched.join().unwrap() {
+                Ok(()) => launches += 1,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Capture, "{error}");
+                    refused += 1;
+                }
+            }
+            drop(again);
+        });
+    }
+    // A busy machine may keep a capture for longer than a call waits.
+    assert!(launches > refused, "{launches} launches, {refused} refused");
+    assert_eq!(all(&out), 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_child_of_a_fork_uses_no_graph_pool() {
+    if !support::in_own_process(module_path!(), "a_child_of_a_fork_uses_no_graph_pool") {
+        return;
+    }
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = pool_of(&device, 4 * MIB);
+    let graph_pool = pool.graph_pool().unwrap();
+    let mut out = words(&stream, &pool, 0, 64).unwrap();
+    let graph = plus_one(&stream, &graph_pool, (&mut out, 1, WORDS));
+    let mut child = None;
+    let captured = stream.capture_in(&graph_pool, |stream| {
+        let scratch = words(stream, &pool, 7, WORDS)?;
+        // SAFETY: the child calls the crate on the one thread that it has, and leaves by `_exit`.
+        child = Some(unsafe { libc::fork() });
+        drop(scratch);
+        Ok(())
+    });
+    match child.unwrap() {
+        0 => {
+            let counts = (graph_pool.held(), graph.held(), graph_pool.graphs());
+            let kinds = [
+                kind(captured),
+                kind(try_launch(&graph, &stream)),
+                kind(pool.graph_pool().map(drop)),
+            ];
+            drop((graph, graph_pool));
+            let fails = counts != (0, 0, 0) || kinds != [ErrorKind::Forked; 3];
+            // SAFETY: ends the child without the destructors of the parent's objects.
+            unsafe { libc::_exit(i32::from(fails)) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(status, 0);
+        }
+    }
+    drop(captured.unwrap());
+    launch(&graph, &stream);
+    assert_eq!((all(&out), graph_pool.held()), (2, BYTES));
+    simulator.check().unwrap();
 }
 
 #[test]

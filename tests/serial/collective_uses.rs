@@ -115,7 +115,7 @@ fn a_pool_falls_asleep_beside_no_collective_that_is_under_way() {
     let begun = Instant::now();
     let error = sleep().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().contains("while a collective is under way"), "{error}");
+    assert!(error.to_string().contains("while the stream of a communicator is at work"), "{error}");
     assert!(begun.elapsed() < SOON && !pool.is_asleep());
     assert_eq!(kept.get(0).unwrap(), 7, "it is awake");
     ranks[1].all_reduce_in_place(&mut data[1], ReduceOp::Sum).unwrap();

@@ -159,15 +159,17 @@ impl RankState {
 
 impl Collectives for Rank {
     fn are_under_way(&self) -> bool {
-        // Another thread's call on this rank may wait for others.
-        let Some(state) = self.try_lock() else { return true };
-        if state.ahead == 0 {
-            return false;
+        // Another thread's call on this rank may wait for others, with the lock.
+        match self.try_lock() {
+            None => return true,
+            Some(state) if state.ahead == 0 => return false,
+            Some(_) => {}
         }
-        drop(state);
-        // Without a mark, as in a capture, nothing tells.
-        let _ = self.mark();
-        self.try_lock().is_none_or(|mut state| state.forget_passed().is_err() || state.ahead > 0)
+        let Ok(call) = self.stream.begin_blocking_call(&Patience::new()) else { return true };
+        let Some(mut state) = self.try_lock() else { return true };
+        // Of a stream in capture or a lost device the wait for the device tells.
+        let asked = call.refuse_capture(COLLECTIVE).and_then(|()| state.mark_all(&call));
+        asked.and_then(|()| state.forget_passed()).is_ok() && state.ahead > 0
     }
 }
 

@@ -46,8 +46,8 @@ struct Chunk {
     end: u64,
     /// The block's token in its pool.
     token: u64,
-    /// The epochs that its next use comes after, besides its graphs and the frees in it.
-    after: Vec<(SlotId, usize)>,
+    /// The epochs that its next use comes after, besides its graphs and the frees in it. One for each slot.
+    after: BTreeMap<SlotId, usize>,
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +61,8 @@ struct User {
     made: BTreeMap<Node, (Tag, usize)>,
     /// Its capture is over, or about to be.
     has_ended: bool,
+    /// It has left something over.
+    has_left: bool,
     /// Live blocks that captures of other graphs have left over where this graph works.
     overwrites: Vec<Node>,
     /// The frees of such blocks: each launch comes after them. One for each slot.
@@ -152,7 +154,7 @@ impl GraphHeap {
         let (address, bytes) = (block.address, block.bytes as u64);
         let piece = Piece { upstream_block: number, address, bytes, stamp: from.1 };
         let taken = self.heap.add_allocated(piece)?;
-        let chunk = Chunk { end: address + bytes, token: block.token, after: Vec::new() };
+        let chunk = Chunk { end: address + bytes, token: block.token, after: BTreeMap::new() };
         self.chunks.insert(address, chunk);
         let units = (bytes >> UNIT_SHIFT) as u32;
         let new = GraphBlock { address, units, node: taken.node };
@@ -201,8 +203,7 @@ impl GraphHeap {
             let before = user.overwrites.len();
             user.overwrites.retain(|other| *other != node);
             if user.overwrites.len() < before {
-                let latest = user.after.entry(slot).or_default();
-                *latest = stamp.max(*latest);
+                note_latest(&mut user.after, slot, stamp);
             }
         }
         let is_used = |chunk: Range| self.users.values().any(|user| overlaps(&user.ranges, chunk));
@@ -229,7 +230,10 @@ impl GraphHeap {
                 user.overwrites.push(*node);
             }
         }
-        !left.is_empty()
+        // Asked again, where the first answer led to nothing.
+        let Some(user) = self.users.get_mut(&graph) else { return false };
+        user.has_left |= !left.is_empty();
+        user.has_left
     }
 
     /// The frees that each launch of a graph comes after.
@@ -280,7 +284,8 @@ impl GraphHeap {
         let mut waits = Vec::new();
         for range in self.last_of(graph) {
             waits.extend(self.free_in(range).map(|(tag, stamp, _)| (tag, stamp)));
-            waits.extend(self.chunks.get(&range.0).into_iter().flat_map(|chunk| &chunk.after));
+            let after = self.chunks.get(&range.0).into_iter().flat_map(|chunk| &chunk.after);
+            waits.extend(after.map(|(slot, stamp)| (*slot, *stamp)));
         }
         waits
     }
@@ -309,7 +314,7 @@ impl GraphHeap {
         }
         for (start, chunk) in &mut self.chunks {
             if overlaps(&user.ranges, (*start, chunk.end)) {
-                chunk.after.push((slot, stamp));
+                note_latest(&mut chunk.after, slot, stamp);
             }
         }
         free
@@ -320,6 +325,11 @@ impl GraphBlock {
     fn range(&self) -> Range {
         (self.address, self.address + (u64::from(self.units) << UNIT_SHIFT))
     }
+}
+
+fn note_latest(after: &mut BTreeMap<SlotId, usize>, slot: SlotId, stamp: usize) {
+    let latest = after.entry(slot).or_default();
+    *latest = stamp.max(*latest);
 }
 
 fn overlaps(ranges: &[Range], (start, end): Range) -> bool {

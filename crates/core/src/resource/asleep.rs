@@ -166,7 +166,8 @@ pub(super) fn reason_to_stay_awake(device: &Device, ranges: &[(u64, u64)]) -> Op
 /// The collectives of one communicator on a device. One whose other ranks do not come is never complete, so no pool waits for
 /// it.
 pub trait Collectives: Send + Sync {
-    /// Whether the device may not be past one. The caller has no lock and is inside of no gate.
+    /// Whether the device may not be past one, or what its stream was given behind it. The caller has no lock and is inside
+    /// of no gate.
     fn are_under_way(&self) -> bool;
 }
 
@@ -177,7 +178,7 @@ pub fn watch_collectives(device: &Device, collectives: Weak<dyn Collectives>) {
     watched.push((device.key(), collectives));
 }
 
-/// An error if a collective of one of these devices is under way, and not complete in a moment.
+/// An error if a collective of one of these devices is under way, and its stream has not passed it in a moment.
 pub(super) fn require_no_collective(devices: &[Device]) -> Result<()> {
     let has_device = |key: &DeviceKey| devices.iter().any(|device| device.key() == *key);
     let watched: Vec<_> = {
@@ -191,7 +192,7 @@ pub(super) fn require_no_collective(devices: &[Device]) -> Result<()> {
             begun.elapsed() < BRIEFLY,
             InvalidArgument,
             "wait for its communicators first",
-            "a pool cannot fall asleep while a collective is under way, which other ranks may be missing in"
+            "a pool cannot fall asleep while the stream of a communicator is at work, in which other ranks may be missing"
         );
         backoff.snooze();
     }

@@ -86,7 +86,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it takes blocks.
     /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a stream is in capture.
     /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) while memory of it is exported or registered
-    ///   with NCCL, and if the buffer is too small.
+    ///   with NCCL, while the stream of a `Communicator` is at work on a collective, and if the buffer is too small.
     /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no memory for the contents, and
     ///   [`ErrorKind::Io`](crate::ErrorKind::Io) if they cannot be written.
     /// - [`ErrorKind::Forked`](crate::ErrorKind::Forked) in the child of a fork, and the errors of the driver.

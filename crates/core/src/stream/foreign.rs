@@ -66,7 +66,8 @@ impl Stream {
     ///
     /// - The handle is of a stream of the device's context.
     /// - The stream is not destroyed before this `Stream` was [detached](Self::detach), or before it and all that keeps
-    ///   it are gone. Vectors at home on it, transfers, and pools that it allocated from keep it.
+    ///   it are gone. Vectors at home on it and transfers keep it, pools that it allocated from, graphs that were launched
+    ///   on it, with their graph pools and the pools of their captures.
     /// - The handles that `cuda_stream` and [`handle`](Self::handle) gave before it was detached are not used after
     ///   that.
     pub unsafe fn from_handle(device: &Device, handle: u64) -> Result<Self> {

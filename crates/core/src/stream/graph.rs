@@ -4,16 +4,19 @@
 
 use super::call::StreamCall;
 use super::capture_state::Attachment;
+use super::gate::Patience;
 use super::handle::{Capture, Stream};
+use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::CallSite;
 use crate::driver::{ErrorContext, RawGraph, is_forked_child, not_forked};
-use crate::error::{ErrorKind, Result};
+use crate::error::{ErrorKind, Result, ensure};
 use crate::event::Event;
 use crate::impls::debug_struct;
 use crate::sync::Arc;
-use crate::sync::trusted::{Mutex, MutexGuard};
+use crate::sync::trusted::{Backoff, Mutex, MutexGuard};
 use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
 
 /// Work that was captured on a stream, to be launched as one, as often as wanted. From
 /// [`Stream::capture`].
@@ -22,7 +25,7 @@ use std::mem::ManuallyDrop;
 /// thread, beside other calls of Aquifer on the same stream. The driver runs one launch of a graph at a time, in the
 /// order of the calls, on whatever streams they are.
 ///
-/// The streams that it is launched on stay alive as long as the graph.
+/// The streams that it is launched on stay alive as long as the graph and its [`GraphPool`](crate::mr::GraphPool).
 pub struct Graph {
     raw: RawGraph,
     device: Device,
@@ -37,6 +40,9 @@ pub struct Graph {
     /// Of the graphs that share memory with this one.
     order: Option<Arc<LaunchOrder>>,
 }
+
+/// The name of a launch in the error of a capture, which refuses it.
+const LAUNCH: &str = "launching a graph";
 
 /// The memory that a graph keeps.
 pub(crate) trait GraphMemory: Send + Sync {
@@ -70,25 +76,68 @@ struct Turn<'a> {
 }
 
 impl LaunchOrder {
-    /// The turn of a launch on `stream`. The caller is inside of no gate.
-    fn turn(&self, stream: &Stream) -> Result<Turn<'_>> {
-        let mut last = self.last.lock();
-        if let Some(last) = &mut *last
-            && last.stream != *stream
-        {
-            last.record_if_missing()?;
+    /// The turn of a launch on `stream`, and the call that it is made in. Waits for a short capture on another thread, without
+    /// the turn, which the end of that capture may need. The caller is inside of no gate.
+    fn turn<'a>(
+        &'a self,
+        stream: &'a Stream,
+        memory: Option<&dyn GraphMemory>,
+    ) -> Result<(Turn<'a>, StreamCall<'a>)> {
+        let patience = Patience::new();
+        loop {
+            StreamCall::new(stream, &patience)?.refuse_capture(LAUNCH)?;
+            let mut last = self.last.lock();
+            if let Some(last) = &mut *last
+                && last.stream != *stream
+            {
+                last.record_if_missing()?;
+            }
+            memory.map_or(Ok(()), |memory| memory.order(stream))?;
+            match stream.begin_nested_call() {
+                Ok(call) => return Ok((Turn { last }, call)),
+                // A capture has begun since.
+                Err(error) if error.kind() == ErrorKind::Capture => {}
+                Err(error) => return Err(error),
+            }
         }
-        Ok(Turn { last })
     }
 
     /// Ends the body of a capture on `stream`. `note` says whether it leaves memory over, which graphs of this order may
-    /// have used: its next use comes after their launches.
-    pub(crate) fn end_body(&self, stream: &Stream, note: impl FnOnce() -> bool) -> Result<()> {
-        let mut last = self.last.lock();
+    /// have used: its next use comes after their launches. Gives up after the patience of a call where `may_fail`, while
+    /// another thread's launch waits for its device.
+    pub(crate) fn end_body(
+        &self,
+        stream: &Stream,
+        may_fail: bool,
+        note: impl FnOnce() -> bool,
+    ) -> Result<()> {
+        let mut last = match may_fail {
+            true => self.lock_within(Patience::LIMIT)?,
+            false => self.last.lock(),
+        };
         let is_left = note();
-        match &mut *last {
-            Some(last) if is_left && last.stream != *stream => last.order_before(stream),
-            _ => Ok(()),
+        let elsewhere = last.as_mut().filter(|last| is_left && last.stream != *stream);
+        let Some(launched) = elsewhere else { return Ok(()) };
+        let ordered = launched.order_before(stream);
+        let on = launched.stream.clone();
+        drop(last);
+        // The host can wait where the streams cannot. No launch that is given now writes over what is left.
+        ordered.or_else(|_| on.synchronize_uncaptured())
+    }
+
+    fn lock_within(&self, limit: Duration) -> Result<MutexGuard<'_, Option<LastLaunch>>> {
+        let (begun, backoff) = (Instant::now(), Backoff::new());
+        loop {
+            if let Some(last) = self.last.try_lock() {
+                return Ok(last);
+            }
+            ensure!(
+                begun.elapsed() < limit,
+                Capture,
+                "capture again when fewer launches are queued",
+                "a capture cannot end while a launch of another graph of its graph pool waits for its device"
+            );
+            backoff.snooze();
         }
     }
 }
@@ -97,16 +146,19 @@ impl LastLaunch {
     fn record_if_missing(&mut self) -> Result<&Event> {
         let event = match self.event.take() {
             Some(event) => event,
-            None => self.stream.begin_call()?.record()?,
+            None => {
+                let call = self.stream.begin_nested_call()?;
+                // A point of a graph orders nothing.
+                call.refuse_capture("an event for the last launch")?;
+                call.record()?
+            }
         };
         Ok(self.event.insert(event))
     }
 
     /// Has a stream in a declared capture of this thread come after the launch: its launches, and itself after the capture.
     fn order_before(&mut self, stream: &Stream) -> Result<()> {
-        let ordered = self.record_if_missing().and_then(|event| stream.begin_call()?.wait(event));
-        // The host can wait where the streams cannot.
-        ordered.or_else(|_| self.stream.synchronize_uncaptured())
+        self.record_if_missing().and_then(|event| stream.begin_nested_call()?.wait(event))
     }
 }
 
@@ -191,16 +243,20 @@ impl Graph {
         self.device.require(stream.device(), "the stream")?;
         // Before a lock that a thread of the parent may hold.
         not_forked("a graph")?;
-        // Outside of the gate: the turn may need another stream's.
-        let mut turn = self.order.as_ref().map(|order| order.turn(stream)).transpose()?;
-        if turn.is_some() {
-            self.memory.as_ref().map_or(Ok(()), |memory| memory.order(stream))?;
-        }
-        let call = stream.begin_call()?;
+        let memory = self.memory.as_deref();
+        // No subscriber runs under the lock.
+        let _held = defer_events();
+        let (mut turn, call) = match &self.order {
+            Some(order) => {
+                let (turn, call) = order.turn(stream, memory)?;
+                (Some(turn), call)
+            }
+            None => (None, stream.begin_call()?),
+        };
         // The driver would refuse too, and the capture be lost.
-        call.refuse_capture("launching a graph")?;
+        call.refuse_capture(LAUNCH)?;
         // Inside of the gate: a pool that falls asleep passes it.
-        self.memory.as_ref().map_or(Ok(()), |memory| memory.require())?;
+        memory.map_or(Ok(()), |memory| memory.require())?;
         // The driver waits for the device where the stream's queue is full.
         call.mark_blocking();
         let mut launched = self.launched.lock();

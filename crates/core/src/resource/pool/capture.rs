@@ -3,9 +3,9 @@
 use super::graph_pool::{GraphPool, no_room};
 use super::handle::{PoolHandle, WeakHandle};
 use super::{Asked, PoolResource};
-use crate::debug_log::event;
+use crate::debug_log::{defer_events, event};
 use crate::driver::CallSite;
-use crate::driver::is_forked_child;
+use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::pool::Failure;
@@ -94,7 +94,7 @@ impl Stream {
     ///   invalidated the capture. The same if a stream that joined and was given work is not waited for at the end.
     /// - [`ErrorKind::WrongDevice`] for a pool on another device.
     /// - [`ErrorKind::Forked`] in the child of a fork.
-    /// - [`ErrorKind::Unsupported`] if the pool has 65,536 graphs with memory, or 65,534 streams.
+    /// - [`ErrorKind::Unsupported`] if the pool has 65,536 graphs and graph pools, or 65,534 streams.
     /// - The errors of the driver calls.
     ///
     /// In each case, and if `body` unwinds, the stream is out of capture, there is no graph, and all that was kept for
@@ -115,7 +115,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Those of [`capture`](Self::capture).
+    /// Those of [`capture`](Self::capture), and [`ErrorKind::Capture`] while another thread launches a graph of the graph
+    /// pool on a stream whose queue is full.
     #[track_caller]
     pub fn capture_in<U, R>(
         &self,
@@ -193,7 +194,7 @@ impl<U: DeviceResource + 'static> GraphMemory for KeptInPool<U> {
         ensure!(
             lost == 0,
             InvalidArgument,
-            "drop that vector, make it before its capture, or give the graphs two graph pools",
+            "drop that vector and the graphs that keep it, make it before its capture, or give the graphs two graph pools",
             "launching a graph would write over {} of a vector that the capture of another graph of its graph pool has left",
             Count(lost as usize, "byte")
         );
@@ -205,7 +206,9 @@ impl<U: DeviceResource + 'static> GraphMemory for KeptInPool<U> {
     }
 
     fn bytes(&self) -> usize {
-        self.pool.upgrade().map_or(0, |pool| pool.held_by(self.graph))
+        // In the child of a fork the lock may be held by a thread that is not here.
+        let pool = if is_forked_child() { None } else { self.pool.upgrade() };
+        pool.map_or(0, |pool| pool.held_by(self.graph))
     }
 }
 
@@ -221,17 +224,21 @@ struct DeclaredCapture<'a, U: DeviceResource + 'static> {
 
 impl<U: DeviceResource + 'static> DeclaredCapture<'_, U> {
     /// Ends the body, before the driver ends the capture.
-    fn end_body(&mut self) -> Result<()> {
+    fn end_body(&mut self, may_fail: bool) -> Result<()> {
         let note = || self.pool.note_left_over(self.number);
+        // No subscriber runs under the lock.
+        let _held = defer_events();
         match &self.order {
-            Some(order) => order.end_body(self.stream, note),
+            Some(order) => order.end_body(self.stream, may_fail, note),
             // No other graph has its memory.
             None => Ok(()),
         }
     }
 
     fn finish(&mut self) -> Result<Graph> {
-        self.end_body()?;
+        // Before locks that a thread of the parent may hold.
+        not_forked("a capture")?;
+        self.end_body(true)?;
         let mut graph = self.recording.finish()?;
         self.open = false;
         let (pool, stream, number) = (self.pool.clone(), self.stream.clone(), self.number);
@@ -249,7 +256,7 @@ impl<U: DeviceResource + 'static> Drop for DeclaredCapture<'_, U> {
         if !self.open || is_forked_child() {
             return;
         }
-        if let Err(error) = self.end_body() {
+        if let Err(error) = self.end_body(false) {
             let stream = self.stream;
             event!(error, %error, %stream, "vectors of a capture that failed may be written over by graphs of its graph pool");
         }

@@ -1,7 +1,7 @@
 //! Graph pools: memory that graphs share.
 
 use super::PoolResource;
-use crate::driver::is_forked_child;
+use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::resource::cuda::CudaResource;
 use crate::resource::device_resource::DeviceResource;
@@ -64,9 +64,10 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if there are 65,536, those that captures of
-    /// [`Stream::capture`](crate::Stream::capture) have for themselves among them.
+    /// [`ErrorKind::Unsupported`] if there are 65,536, with the graphs of [`Stream::capture`](crate::Stream::capture), which
+    /// have one each. [`ErrorKind::Forked`] in the child of a fork.
     pub fn graph_pool(&self) -> Result<GraphPool<U>> {
+        not_forked("a pool")?;
         let number = self.pool.open_graph_pool().map_err(|_| no_room(self))?;
         let order = Arc::new(LaunchOrder::default());
         Ok(GraphPool { shared: Arc::new(Shared { pool: self.clone(), number, order }) })
@@ -105,6 +106,10 @@ impl<U: DeviceResource + 'static> GraphPool<U> {
     }
 
     fn used(&self) -> (usize, usize, usize) {
+        // In the child of a fork the lock may be held by a thread that is not here.
+        if is_forked_child() {
+            return (0, 0, 0);
+        }
         self.shared.pool.pool.graph_pool_use(self.shared.number)
     }
 

@@ -236,6 +236,8 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
         asleep::list(device, pool.pool.id(), ranges.clone());
         for device in &devices {
             pass_all_gates(device)?;
+            // One that was given since would be waited for without an end.
+            asleep::require_no_collective(&devices)?;
             // A capture of another library is found here.
             device.synchronize_without_drops()?;
         }

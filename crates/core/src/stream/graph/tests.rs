@@ -357,3 +357,20 @@ fn a_lost_device_launches_nothing_and_lets_go() {
     drop(graph);
     assert_eq!(*streams.lock(), Some(vec![stream.id()]));
 }
+
+#[test]
+fn the_end_of_a_capture_waits_for_a_launch_that_waits_for_a_moment_only() {
+    let (device, _) = device();
+    let stream = device.new_stream().unwrap();
+    let order = LaunchOrder::default();
+    // As a launch on a queue that is full has it.
+    let turn = order.last.lock();
+    std::thread::scope(|threads| {
+        let ended = threads.spawn(|| order.end_body(&stream, true, || unreachable!("no turn")));
+        let error = ended.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Capture);
+        assert!(error.to_string().contains("waits for its device"), "{error}");
+    });
+    drop(turn);
+    order.end_body(&stream, true, || true).unwrap();
+}
