@@ -80,7 +80,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// In each case the pool stays awake, or wakes again, and its contents stay. A buffer that was given is dropped.
+    /// In each case the pool stays awake, or wakes again, and its contents stay. A buffer that was given is dropped. Where a
+    /// sleep failed half way and the waking fails as well, the error says that the pool fell asleep in part. It
+    /// [is asleep](Self::is_asleep) then, and nothing is lost: [`wake`](Self::wake) brings all back, the buffer too.
     ///
     /// - [`ErrorKind::Asleep`](crate::ErrorKind::Asleep) if it sleeps already, and in a callback of its own sleep or waking.
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it takes blocks.
@@ -112,7 +114,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// In each case the pool sleeps as before, and can be woken again.
+    /// In each case the pool sleeps as before, and can be woken again. If the driver refuses to unmap what was mapped
+    /// already, or does not say that the copies have ended, that memory stays mapped for the next wake, and the error says
+    /// so.
     ///
     /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has too little memory. The error says how
     ///   much is missing.
