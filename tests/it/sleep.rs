@@ -13,6 +13,7 @@ use aquifer::{
 use std::sync::Arc;
 
 mod failures;
+mod lost;
 
 const MIB: usize = 1 << 20;
 
