@@ -12,6 +12,7 @@ use aquifer::{
 };
 use std::sync::Arc;
 
+mod captures;
 mod failures;
 mod lost;
 

@@ -86,7 +86,9 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// - [`ErrorKind::Asleep`](crate::ErrorKind::Asleep) if it sleeps already, and in a callback of its own sleep or waking.
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it takes blocks.
-    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a stream is in capture.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a stream is in capture. As in
+    ///   [`Device::synchronize`](crate::Device::synchronize), the driver invalidates the capture if Aquifer does not know
+    ///   the stream.
     /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) while memory of it is exported or registered
     ///   with NCCL, and if the buffer is too small.
     /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no memory for the contents, and
@@ -110,7 +112,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Maps memory where it was before the pool [slept](Self::sleep), and copies its contents there. Another thread may do
-    /// that in the background: vectors of the pool are usable when it is done.
+    /// that in the background: vectors of the pool are usable when it is done. It disturbs no capture, also inside of one.
     ///
     /// # Errors
     ///

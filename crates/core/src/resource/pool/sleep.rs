@@ -270,7 +270,7 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
         pool.pool.upstream().sleep.set(0, waker);
         for device in device.sharing_host_memory() {
             pass_all_gates(&device)?;
-            // A capture of another library is found here.
+            // A capture of another library is found here. It is lost if it has no stream that is known here.
             device.synchronize_without_drops()?;
         }
         let kept = asleep::reason_to_stay_awake(device, &ranges);
