@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 mod captures;
 mod failures;
+#[cfg(target_os = "linux")]
+mod forked;
 mod lost;
 
 const MIB: usize = 1 << 20;

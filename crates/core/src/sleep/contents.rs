@@ -8,7 +8,7 @@ use super::keep::Keep;
 use super::place::{Part, parts_in, parts_of};
 use crate::debug_log;
 use crate::device::Device;
-use crate::error::{Result, ensure};
+use crate::error::{ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::pinned::HostBuffer;
 use crate::pool::MappedPlace;
@@ -151,7 +151,8 @@ impl Contents for Kept {
 
     fn copy_in(&mut self, group: &[MappedPlace]) -> Result<()> {
         let parts = parts_in(&self.parts, group);
-        self.copies = true;
+        // A file is read by then.
+        self.copies |= !matches!(self.store, Some(Store::File(_)));
         match &self.store {
             Some(Store::PageLocked(_) | Store::Buffer(_)) => {
                 copy_all(&self.stream, parts, &self.segments, Direction::In)?;
@@ -177,7 +178,10 @@ impl Drop for Kept {
             && let Err(error) = self.stream.synchronize_uncaptured()
             && let Some(store) = self.store.take()
         {
-            debug_log::event!(debug, %error, "leaked host memory of a pool that slept: its copies may run still");
+            // In the child of a fork the copies are the parent's.
+            if error.kind() != ErrorKind::Forked {
+                debug_log::event!(debug, %error, "leaked host memory of a pool that slept: its copies may run still");
+            }
             std::mem::forget(store);
         }
     }
