@@ -3,7 +3,11 @@
 use crate::two::Two;
 use crate::{alone, kernels, support};
 use aquifer::mr::{Keep, VirtualResource};
-use aquifer::{DeviceResource, DeviceVec, ErrorKind, LaunchConfig, PoolResource, Stream};
+use aquifer::pinned::{
+    PinnedPool, PinnedResource, reset_current_pinned_resource, set_current_pinned_resource,
+};
+use aquifer::sim::{SimConfig, Simulator};
+use aquifer::{Device, DeviceResource, DeviceVec, ErrorKind, LaunchConfig, PoolResource, Stream};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -14,6 +18,12 @@ type Pool = PoolResource<VirtualResource>;
 fn words(stream: &Stream, pool: &Pool, value: u32) -> DeviceVec<u32> {
     let mut vec = DeviceVec::zeroed_in(stream, WORDS, pool.clone()).unwrap();
     vec.fill(value).unwrap();
+    vec
+}
+
+fn vec_of(stream: &Stream, pool: &Pool, words: usize) -> DeviceVec<u32> {
+    let mut vec = DeviceVec::zeroed_in(stream, words, pool.clone()).unwrap();
+    vec.fill(4).unwrap();
     vec
 }
 
@@ -141,4 +151,85 @@ fn a_wake_that_cannot_let_the_other_device_in_does_it_the_next_time() {
         drop((vec, pool, here, there));
         both.end();
     }
+}
+
+/// A pool of page-locked memory that is current in this process, until it is dropped.
+struct Current(PinnedPool);
+
+impl Current {
+    fn new(device: &Device) -> Self {
+        // Large blocks are registered, where this process makes the pages.
+        let pinned = PinnedResource::builder(device).touch_threads(2).build().unwrap();
+        let pool = PinnedPool::new(pinned).unwrap();
+        set_current_pinned_resource(pool.clone());
+        Self(pool)
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        reset_current_pinned_resource();
+    }
+}
+
+fn made(simulator: &Simulator) -> u64 {
+    simulator.call_count("cuMemHostAlloc") + simulator.call_count("cuMemHostRegister")
+}
+
+#[test]
+fn a_later_sleep_uses_the_page_locked_memory_of_the_first() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let pinned = Current::new(&device);
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+    let vecs = [20 << 18, 300].map(|words| vec_of(&stream, &pool, words));
+    let mut before = made(&simulator);
+    for round in 0..5 {
+        asleep(&pool);
+        let now = made(&simulator);
+        assert_eq!((round, now > before), (round, round == 0));
+        pool.wake().unwrap();
+        assert_eq!(made(&simulator), now);
+        vecs.iter().for_each(|vec| assert!(vec.to_vec().unwrap().iter().all(|it| *it == 4)));
+        before = made(&simulator);
+    }
+    let statistics = pinned.0.statistics();
+    assert!(statistics.reserved >= 20 << 20, "{statistics:?}");
+    device.synchronize().unwrap();
+    pinned.0.trim().unwrap();
+    assert_eq!((pinned.0.statistics().reserved, simulator.host_blocks()), (0, 0));
+    drop((vecs, pool));
+    simulator.check().unwrap();
+}
+
+/// The driver's own page-locked memory serves then, or the sleep is refused.
+#[test]
+fn a_registration_that_fails_costs_a_sleep_nothing() {
+    let _alone = alone();
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let pinned = Current::new(&device);
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+    let vec = vec_of(&stream, &pool, 20 << 18);
+    simulator.fail_call("cuMemHostRegister", 1, 2).unwrap();
+    asleep(&pool);
+    pool.wake().unwrap();
+    assert!(
+        simulator.call_count("cuMemHostRegister") > 0 && simulator.call_count("cuMemHostAlloc") > 0
+    );
+    assert!(vec.to_vec().unwrap().iter().all(|word| *word == 4));
+    device.synchronize().unwrap();
+    pinned.0.trim().unwrap();
+    assert_eq!(pinned.0.statistics().reserved, 0, "{:?}", pinned.0.statistics());
+    // The pool asks again when it has given back what it can.
+    for nth in 1..99 {
+        simulator.fail_call("cuMemHostRegister", nth, 2).unwrap();
+        simulator.fail_call("cuMemHostAlloc", nth, 2).unwrap();
+    }
+    // SAFETY: this test has no other pointers.
+    let error = unsafe { pool.sleep(Keep::PageLocked) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+    assert!(!pool.is_asleep());
+    assert!(vec.to_vec().unwrap().iter().all(|word| *word == 4));
 }

@@ -135,3 +135,33 @@ fn a_capture_of_a_stream_that_nobody_named_is_lost_and_the_sleep_refused() {
     assert_numbers(&vec, 4);
     foreign.destroy().unwrap();
 }
+
+/// A vector from before the capture, which is dropped in it: the launches alone read it.
+#[test]
+fn contents_that_only_a_graph_keeps_come_back() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = pool(&device);
+    let mut target = numbers(&stream, &pool, 300_000, 0);
+    let source = numbers(&stream, &pool, 300_000, 7);
+    let (graph, ()) = stream
+        .capture(&pool, |_| {
+            target.copy_from(&source)?;
+            drop(source);
+            Ok(())
+        })
+        .unwrap();
+    for (name, keep) in keeps() {
+        assert!(pool.statistics().held >= 1_200_000, "{name}");
+        // SAFETY: no graph runs or is launched while it sleeps.
+        unsafe { asleep(&pool, keep()) };
+        let woken = pool.wake().unwrap();
+        assert!(woken.copied >= 2_400_000, "{name}: {woken:?}");
+        target.fill(0).unwrap();
+        // SAFETY: the target lives, and nothing else uses it.
+        unsafe { graph.launch(&stream) }.unwrap();
+        assert_numbers(&target, 7);
+    }
+    drop(graph);
+    assert_eq!(pool.statistics().held, 0);
+}
