@@ -210,7 +210,7 @@ impl MappedMemory for PoolDriver {
         Ok(())
     }
 
-    fn end(&self, stream: Option<&Stream>, _: u64, end: MappedEnd) {
+    fn end(&self, stream: Option<&Stream>, end: MappedEnd) {
         if let Some(stream) = stream {
             self.driver.finish(stream.index);
         }

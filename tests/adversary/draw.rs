@@ -82,8 +82,8 @@ impl Draw<'_> {
     /// How many kinds of steps there are. Of small blocks nothing is measured where memory goes back.
     fn kinds(&self) -> usize {
         match self.sizes {
-            Sizes::Large => 19,
-            Sizes::All => 16,
+            Sizes::Large => 20,
+            Sizes::All => 17,
         }
     }
 
@@ -121,8 +121,9 @@ impl Draw<'_> {
             13 => Step::Order { stream: by.stream, before: self.below(streams) },
             14 => Step::Wait { stream: by.stream },
             15 => Step::Trim { keep: 0, waits: true },
-            16 => Step::Trim { keep: 0, waits: false },
-            17 => Step::WaitIdle,
+            16 => Step::Sleep { keeps: self.random.one_in(2) },
+            17 => Step::Trim { keep: 0, waits: false },
+            18 => Step::WaitIdle,
             _ => Step::Threshold { bytes: self.random.pick(&THRESHOLDS) },
         }
     }
@@ -207,7 +208,8 @@ impl Draw<'_> {
 
     /// Has the pool give memory back.
     fn end_of_pattern(&mut self, steps: &mut Vec<Step>) {
-        match (self.sizes, self.below(4)) {
+        match (self.sizes, self.below(5)) {
+            (_, 4) => steps.push(Step::Sleep { keeps: self.random.one_in(2) }),
             (Sizes::Large, 0) => steps.push(Step::Trim { keep: 0, waits: false }),
             (Sizes::Large, 1) => {
                 steps.push(Step::Threshold { bytes: self.random.pick(&THRESHOLDS) });
@@ -341,6 +343,7 @@ impl Draw<'_> {
                 Step::Trim { keep, waits: waits != is_other }
             }
             Step::Threshold { .. } => Step::Threshold { bytes: self.random.pick(&THRESHOLDS) },
+            Step::Sleep { keeps } => Step::Sleep { keeps: !keeps },
             other => other,
         }
     }
@@ -375,6 +378,6 @@ fn move_to(step: &mut Step, from: usize, to: usize, whatever: bool) {
         Step::Busy { stream, .. } | Step::Wait { stream } | Step::Order { stream, .. } => {
             change(stream);
         }
-        Step::WaitIdle | Step::Trim { .. } | Step::Threshold { .. } => {}
+        Step::WaitIdle | Step::Trim { .. } | Step::Threshold { .. } | Step::Sleep { .. } => {}
     }
 }

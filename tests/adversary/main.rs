@@ -8,9 +8,11 @@
 //! | programs | what is held is at most | of what |
 //! | --- | --- | --- |
 //! | of blocks of 32 MiB and more | 1.1 times, and 64 MiB, and 2 MiB a stream | what was in use at most since the last trim |
-//! | the same, right after a trim | the same | what is in use |
+//! | the same, right after a trim, or after a sleep and the wake | the same | what is in use |
 //! | the same, above the release threshold, after a wait of the host | the same | what is in use |
 //! | of all sizes | 2.5 times, and the same | what was in use at most |
+//!
+//! A pool that sleeps holds nothing.
 //!
 //! In use is what is live, and what was freed and is still used by the device. Where memory goes back the host knows that by
 //! events alone, and a pool records none at a free. So there, what was freed counts until the stream that freed it has done

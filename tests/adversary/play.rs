@@ -17,6 +17,9 @@ const LEAST_USED: usize = MIB;
 pub(crate) const MOST_LIVE: usize = 4 << 30;
 const MOST_BLOCKS: usize = 6000;
 
+/// The most bytes that are copied for a sleep: a program drops what is more.
+const MOST_KEPT: usize = 64 * MIB;
+
 /// Programs of blocks of all sizes are measured each so many allocations.
 const ALLOCATIONS_BETWEEN: usize = 8;
 
@@ -58,6 +61,9 @@ pub(crate) trait Subject {
     /// Gives memory back. Where it waits for the device, no stream is held up.
     fn trim(&mut self, keep: usize, waits: bool);
 
+    /// Sleeps, with its contents or without, and wakes. No stream is held up. Returns whether it did.
+    fn sleep(&mut self, keeps: bool) -> bool;
+
     /// From now on memory above this goes back where the host waits. Returns whether it does.
     fn set_threshold(&mut self, bytes: usize) -> bool;
 
@@ -96,7 +102,7 @@ struct Held<B> {
     home: usize,
 }
 
-/// Why memory went back, and how many bytes may stay however little is in use.
+/// Why memory went back, of which a sleep is one kind of trim, and how many bytes may stay however little is in use.
 #[derive(Clone, Copy)]
 enum Returned {
     Trim { keep: usize },
@@ -210,6 +216,16 @@ impl<S: Subject> Player<'_, S> {
                 }
                 let now = self.used();
                 return self.measure_at(now, Some(Returned::Trim { keep }));
+            }
+            Step::Sleep { keeps } => {
+                self.resume(None);
+                // What cannot sleep gives back as much by a trim.
+                if !self.subject.sleep(keeps && self.live <= MOST_KEPT) {
+                    self.subject.trim(0, true);
+                }
+                self.forget_past();
+                let now = self.used();
+                return self.measure_at(now, Some(Returned::Trim { keep: 0 }));
             }
             Step::Trim { keep, waits: false } => {
                 self.settle();

@@ -5,7 +5,8 @@ use crate::program::{Caller, STREAMS, THREADS};
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, HostArgs, Kernel,
-    LaunchConfig, PoolResource, Stream, mr::Handles,
+    LaunchConfig, PoolResource, Stream,
+    mr::{Handles, Keep},
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -62,6 +63,7 @@ pub(crate) struct RealPool {
     /// Has no work.
     idle: Stream,
     pool: Erased,
+    is_mapped: bool,
     /// All but the first, which is the caller's.
     threads: [Option<(Sender<Job>, JoinHandle<()>)>; THREADS],
     simulator: Simulator,
@@ -84,6 +86,7 @@ impl RealPool {
             streams: (0..streams).map(|_| device.new_stream().unwrap()).collect(),
             idle: device.new_stream().unwrap(),
             pool: PoolResource::builder(below).handles(handles).build().unwrap(),
+            is_mapped: upstream == Upstream::Mapped,
             threads: Default::default(),
             simulator: device.simulator().unwrap(),
             _device: device,
@@ -176,6 +179,20 @@ impl Subject for RealPool {
             true => self.pool.wait_and_trim(keep).unwrap(),
             false => self.pool.trim(keep).unwrap(),
         };
+    }
+
+    fn sleep(&mut self, keeps: bool) -> bool {
+        if !self.is_mapped {
+            return false;
+        }
+        let live = self.pool.statistics().live;
+        // SAFETY: the kernels touch no memory of the device.
+        let slept =
+            unsafe { self.pool.sleep(if keeps { Keep::PageLocked } else { Keep::Nothing }) };
+        assert!(slept.unwrap().used >= live);
+        assert_eq!(self.simulator.live_bytes(), 0, "a pool that sleeps has nothing of the device");
+        self.pool.wake().unwrap();
+        true
     }
 
     fn set_threshold(&mut self, bytes: usize) -> bool {

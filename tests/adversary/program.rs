@@ -36,6 +36,8 @@ pub(crate) enum Step {
     Trim { keep: usize, waits: bool },
     /// The pool's release threshold from now on.
     Threshold { bytes: usize },
+    /// The pool sleeps and wakes. Its contents are kept, if they are few, or dropped.
+    Sleep { keeps: bool },
 }
 
 /// On which stream a call is, and on which thread it is made.
@@ -59,7 +61,9 @@ impl Step {
             }
             Self::Busy { stream, .. } | Self::Wait { stream } => [stream; 2],
             Self::Order { stream, before } => [stream, before],
-            Self::WaitIdle | Self::Trim { .. } | Self::Threshold { .. } => [0; 2],
+            Self::WaitIdle | Self::Trim { .. } | Self::Threshold { .. } | Self::Sleep { .. } => {
+                [0; 2]
+            }
         }
     }
 
@@ -82,7 +86,10 @@ impl Step {
                 Self::Order { stream: stream % STREAMS, before: before % STREAMS }
             }
             Self::Wait { stream } => Self::Wait { stream: stream % STREAMS },
-            other @ (Self::WaitIdle | Self::Trim { .. } | Self::Threshold { .. }) => other,
+            other @ (Self::WaitIdle
+            | Self::Trim { .. }
+            | Self::Threshold { .. }
+            | Self::Sleep { .. }) => other,
         }
     }
 
@@ -107,6 +114,7 @@ impl Step {
             ("trim", &[keep]) => Self::Trim { keep, waits: false },
             ("wait_and_trim", &[keep]) => Self::Trim { keep, waits: true },
             ("threshold", &[bytes]) => Self::Threshold { bytes },
+            ("sleep", &[keeps]) => Self::Sleep { keeps: keeps != 0 },
             _ => return None,
         };
         Some(step.bounded())
@@ -132,6 +140,7 @@ impl fmt::Display for Step {
             Self::Trim { keep, waits: false } => write!(out, "trim {keep}"),
             Self::Trim { keep, waits: true } => write!(out, "wait_and_trim {keep}"),
             Self::Threshold { bytes } => write!(out, "threshold {bytes}"),
+            Self::Sleep { keeps } => write!(out, "sleep {}", u8::from(keeps)),
         }
     }
 }
@@ -161,7 +170,7 @@ impl fmt::Display for Program {
 #[test]
 fn a_program_is_its_text() {
     let text = "allocate 0 4 33554432 256 1 2; free 0 2 2 0 0; grow 3 5 1048576 7 1; busy 1 6; order 0 1; \
-                wait 1; trim 0; wait_and_trim 1; threshold 2; wait_idle";
+                wait 1; trim 0; wait_and_trim 1; threshold 2; wait_idle; sleep 0; sleep 1";
     let program = Program::parse(text).unwrap();
     assert_eq!(program.to_string(), text);
     assert_eq!(program.streams(), 8);

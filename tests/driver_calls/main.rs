@@ -17,6 +17,7 @@ mod kernels;
 #[path = "../support/log.rs"]
 mod log;
 mod page_locked;
+mod sleep;
 
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;

@@ -38,6 +38,25 @@ unsafe impl HostBuffer for Waking {
     }
 }
 
+/// Sleeps that unmap one place of two, and do not bring it back.
+fn in_part(table: &mut Table) {
+    let (device, simulator) = simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+    let new = || DeviceVec::<u8>::zeroed_in(&stream, 2 << 20, pool.clone()).unwrap();
+    let (_first, hole, _last) = (new(), new(), new());
+    drop(hole);
+    stream.synchronize().unwrap();
+    pool.trim(0).unwrap();
+    for (call, code) in [("cuMemMap", 999), ("cuMemCreate", 2)] {
+        simulator.fail_call("cuMemUnmap", 2, 999).unwrap();
+        simulator.fail_call(call, 1, code).unwrap();
+        let what = format!("a sleep in part, whose {call} fails");
+        table.failed(&what, sleep(&pool, Keep::PageLocked));
+        pool.wake().unwrap();
+    }
+}
+
 pub(crate) fn rows(table: &mut Table) {
     let (device, simulator) = simulated(SimConfig::default());
     let (stream, pool, vec) = filled(&device);
@@ -66,6 +85,14 @@ pub(crate) fn rows(table: &mut Table) {
     simulator.fail_call("cuMemMap", 1, 999).unwrap();
     table.failed("a wake that cannot map", pool.wake());
     pool.wake().unwrap();
+    sleep(&pool, Keep::PageLocked).unwrap();
+    simulator.fail_call("cuMemSetAccess", 1, 999).unwrap();
+    simulator.fail_call("cuMemUnmap", 1, 999).unwrap();
+    table.failed("a wake that can neither map nor unmap", pool.wake());
+    simulator.fail_call("cuMemSetAccess", 1, 999).unwrap();
+    table.failed("a wake of what stayed mapped", pool.wake());
+    pool.wake().unwrap();
+    in_part(table);
     sleep(&pool, Keep::Nothing).unwrap();
     simulator.fail_call("cuMemsetAsync", 1, 999).unwrap();
     table.failed("a fill that fails", pool.wake());

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// How a context ends.
 #[derive(Clone, Copy, Debug)]
-enum End {
+pub(crate) enum End {
     /// It is destroyed, as when the process exits.
     Destroyed,
     /// A kernel traps.
@@ -33,7 +33,7 @@ static TRAP: Kernel = Kernel::new(
     },
 );
 
-fn end(device: &Device, how: End) {
+pub(crate) fn end(device: &Device, how: End) {
     let simulator = device.simulator().unwrap();
     match how {
         End::Destroyed => simulator.lose_context(),
@@ -68,7 +68,7 @@ fn lost<T>(what: &str, result: Result<T>) {
     }
 }
 
-fn ends() -> [End; 2] {
+pub(crate) fn ends() -> [End; 2] {
     [End::Destroyed, End::Trap]
 }
 

@@ -5,7 +5,7 @@ use aquifer::ipc::IpcExport;
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{
     CudaResource, Device, DeviceBuffer, DeviceVec, ErrorKind, PoolResource, Stream,
-    mr::VirtualResource,
+    mr::{Keep, VirtualResource},
 };
 use bytemuck::Pod;
 use std::io::{Read, Write};
@@ -402,5 +402,41 @@ fn a_socket_that_nobody_reads_is_an_error() {
     drop(there);
     assert_eq!(vec.send_to(&here).unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(descriptors(), before - 1);
+    simulator.check().unwrap();
+}
+
+/// Its handles are others then.
+#[test]
+fn a_vector_is_sent_after_its_pool_has_slept_as_before() {
+    let (device, simulator, stream) = simulated();
+    let other = device.new_stream().unwrap();
+    let pool = mapped(&device);
+    let words = |words: usize, value: u32| {
+        let mut vec = DeviceVec::<u32>::zeroed_in(&stream, words, pool.clone()).unwrap();
+        vec.fill(value).unwrap();
+        vec
+    };
+    for round in 0..3_u32 {
+        // Of several handles, with a hole before them, and a small one in the last of them.
+        let (hole, vec, small) = (words(MIB, 1), words(5 * MIB + 100, round), words(100, 3));
+        drop(hole);
+        // SAFETY: this test has no other pointers, and nothing that was sent is left.
+        unsafe { pool.sleep(Keep::PageLocked) }.unwrap();
+        pool.wake().unwrap();
+        for (vec, value) in [(&vec, round), (&small, 3)] {
+            let mut shared = sent(vec, &other);
+            assert!(shared.to_vec().unwrap().iter().all(|word| *word == value), "{round}");
+            shared.set(vec.len() - 1, 77).unwrap();
+            other.synchronize().unwrap();
+            assert_eq!(vec.get(vec.len() - 1).unwrap(), 77, "both have one memory");
+            // SAFETY: it is refused.
+            let error = unsafe { pool.sleep(Keep::PageLocked) }.unwrap_err();
+            assert!(error.to_string().contains("was sent to another process"), "{error}");
+        }
+        drop((vec, small));
+        pool.wait_and_trim(0).unwrap();
+        assert_eq!(simulator.live_bytes(), 0);
+    }
+    drop(pool);
     simulator.check().unwrap();
 }

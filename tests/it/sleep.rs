@@ -12,7 +12,11 @@ use aquifer::{
 };
 use std::sync::Arc;
 
+mod captures;
 mod failures;
+#[cfg(target_os = "linux")]
+mod forked;
+mod lost;
 
 const MIB: usize = 1 << 20;
 

@@ -19,6 +19,7 @@ mod multi_device;
 mod one_machine;
 mod peers;
 mod scoped_resources;
+mod sleeping;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "../support/threads.rs"]

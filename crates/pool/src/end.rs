@@ -62,7 +62,7 @@ impl<U: Upstream> Pool<U> {
             let end = self.take_all_mapped();
             let blocks = end.handles.len();
             let bytes: u64 = end.handles.iter().map(|handle| handle.1).sum();
-            mapped.end(stream.as_ref(), self.id(), end);
+            mapped.end(stream.as_ref(), end);
             return self.report_end(blocks, bytes as usize);
         }
         let mut pieces = Vec::new();

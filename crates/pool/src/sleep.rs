@@ -16,7 +16,8 @@
 //! | falling asleep | asleep | the caller unmaps all places |
 //! | asleep | waking | `places_to_wake` |
 //! | waking | awake | `set_handle` for each place, then `end_sleep` |
-//! | falling asleep, waking | awake, asleep | the caller gives up: `end_sleep`, or nothing |
+//! | falling asleep | awake | the caller gives up: `end_sleep` |
+//! | waking | asleep | the caller gives up: `set_handle` for each place that it cannot unmap, which is mapped from then on |
 //!
 //! - `INV-1`. A request that has begun before may take a block still, of a place that is in use in part and comes back.
 //!   The block has no contents then. Its user finds `asleep` set at the first work on it, inside of a gate that the caller
@@ -104,9 +105,15 @@ impl<U: Upstream> Pool<U> {
             self.merge_ready();
             self.forget_free_places(mapped, &sleeps);
         }
+        merged(self.places_at(sleeps))
+    }
+
+    /// The places that begin at these addresses.
+    pub fn places_at(&self, is_one: impl Fn(u64) -> bool) -> Vec<MappedPlace> {
+        let _deferred = defer_events();
         let mut places = self.mapped_places();
-        places.retain(|place| sleeps(place.address));
-        merged(places)
+        places.retain(|place| is_one(place.address));
+        places
     }
 
     /// Notes that a place of [`places_to_wake`](Self::places_to_wake) has another handle.

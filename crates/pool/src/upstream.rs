@@ -169,8 +169,8 @@ pub trait MappedMemory {
     /// Unmaps a handle, of which no use by these addresses is pending.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
 
-    /// Takes back what the pool of a number has mapped, in the order of `stream`; without one, nothing uses it any more.
-    fn end(&self, stream: Option<&Self::Stream>, pool: u64, end: MappedEnd);
+    /// Takes back what a pool has mapped, in the order of `stream`; without one, nothing uses it any more.
+    fn end(&self, stream: Option<&Self::Stream>, end: MappedEnd);
 }
 
 /// Why a handle is not mapped as it should be.

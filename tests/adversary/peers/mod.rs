@@ -95,6 +95,10 @@ impl<R: Rules> Subject for Peer<R> {
         self.rules.trim();
     }
 
+    fn sleep(&mut self, _: bool) -> bool {
+        false
+    }
+
     fn set_threshold(&mut self, _: usize) -> bool {
         false
     }

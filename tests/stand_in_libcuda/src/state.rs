@@ -84,6 +84,17 @@ impl State {
         before.is_some_and(|(start, mapping)| start + mapping.0 as u64 > address)
     }
 
+    /// Where the mappings begin that are a range, if it is some that adjoin.
+    pub fn whole_mappings(&self, address: u64, bytes: usize) -> Vec<u64> {
+        let end = address + bytes as u64;
+        let (mut at, mut whole) = (address, Vec::new());
+        while let Some((mapped, _)) = self.mappings.get(&at).filter(|_| at < end) {
+            whole.push(at);
+            at += *mapped as u64;
+        }
+        if at == end { whole } else { Vec::new() }
+    }
+
     /// A call that no capture survives. Whether the stream has one.
     pub fn lose_capture(&mut self, stream: u64) -> bool {
         self.captures.get_mut(&stream).map(|status| *status = 2).is_some()

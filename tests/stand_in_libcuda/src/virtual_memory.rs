@@ -159,16 +159,15 @@ exported! {
     {
         let [location, ordinal, flags] = [0, 1, 2].map(|word| *access.add(word));
         note(format!("access={location},{ordinal},{flags}"));
-        let is_one = state().mappings.get(&address).is_some_and(|mapping| mapping.0 == bytes);
+        let is_whole = !state().whole_mappings(address, bytes).is_empty();
         // DEVICE, READ and WRITE
         let is_right = count == 1 && location == 1 && (ordinal as i32) < devices() && flags == 3;
-        if is_one && is_right { 0 } else { INVALID_VALUE }
+        if is_whole && is_right { 0 } else { INVALID_VALUE }
     }
     cuMemUnmap[context](address: u64, bytes: usize) => "address={address:#x} bytes={bytes}" {
         let mut state = state();
-        match state.mappings.get(&address) {
-            Some(mapping) if mapping.0 == bytes => { state.mappings.remove(&address); 0 }
-            _ => INVALID_VALUE,
-        }
+        let whole = state.whole_mappings(address, bytes);
+        state.mappings.retain(|at, _| !whole.contains(at));
+        if whole.is_empty() { INVALID_VALUE } else { 0 }
     }
 }

@@ -40,19 +40,46 @@ struct Kept {
     is_export: bool,
 }
 
-/// Lists the addresses of a pool: addresses and bytes. Uses that begin from now on are refused.
-pub(super) fn list(device: &Device, pool: u64, ranges: Vec<(u64, u64)>) {
-    ASLEEP.lock().push(Asleep { device: device.clone(), pool, ranges, since: Instant::now() });
-    // Relaxed: the gates order it.
-    COUNT.fetch_add(1, Ordering::Relaxed);
+/// While it lives, uses of a pool's memory are refused. So an end of the pool by any way takes it off the list.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Listed {
+    pool: u64,
 }
 
-/// Takes the addresses of a pool off the list.
-pub(super) fn unlist(pool: u64) {
-    let mut asleep = ASLEEP.lock();
-    let before = asleep.len();
-    asleep.retain(|other| other.pool != pool);
-    COUNT.fetch_sub(before - asleep.len(), Ordering::Relaxed);
+impl Listed {
+    /// Lists the addresses of a pool: addresses and bytes. Uses that begin from now on are refused.
+    pub(super) fn new(device: &Device, pool: u64, ranges: Vec<(u64, u64)>) -> Self {
+        ASLEEP.lock().push(Asleep { device: device.clone(), pool, ranges, since: Instant::now() });
+        // Relaxed: the gates order it.
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        Self { pool }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        // The lock may be one that a thread of the parent had.
+        if is_forked_child() {
+            return;
+        }
+        let ended = {
+            let mut asleep = ASLEEP.lock();
+            let at = asleep.iter().position(|other| other.pool == self.pool);
+            at.map(|at| asleep.swap_remove(at))
+        };
+        if ended.is_some() {
+            COUNT.fetch_sub(1, Ordering::Relaxed);
+        }
+        // Not under the lock: the last handle of a device makes calls.
+        drop(ended);
+    }
+}
+
+/// Whether uses pay for a look at the list.
+#[doc(hidden)]
+pub fn any_asleep() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
 }
 
 /// The error of a use of memory at an address, if its pool sleeps. No two devices have one address.

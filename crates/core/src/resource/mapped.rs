@@ -184,16 +184,24 @@ impl VirtualMemory {
             // SAFETY: the caller's promise.
             unsafe { driver.map(range, handle) }.map_err(|error| (number, error))?;
         }
-        let all = |error| (ranges.len(), error);
-        for range in adjoining(ranges.iter().map(|(range, _)| *range)) {
-            // SAFETY: mapped above.
-            patiently(|| unsafe { driver.set_access(range) }).map_err(all)?;
+        let mapped: Vec<_> = ranges.iter().map(|(range, _)| *range).collect();
+        // SAFETY: mapped above.
+        unsafe { self.reach_all(&mapped) }.map_err(|error| (ranges.len(), error))
+    }
+
+    /// Has the device and its peers reach each range, with one call for what adjoins.
+    ///
+    /// # Safety
+    ///
+    /// The ranges are mapped, by [`map_all`](Self::map_all).
+    pub(super) unsafe fn reach_all(&self, ranges: &[DeviceRange]) -> DriverResult<()> {
+        let driver = self.driver();
+        for range in adjoining(ranges.iter().copied()) {
+            // SAFETY: the caller's promise.
+            patiently(|| unsafe { driver.set_access(range) })?;
         }
-        for &(range, _) in ranges {
-            // SAFETY: the same.
-            unsafe { self.peers.add(driver, range) }.map_err(all)?;
-        }
-        Ok(())
+        // SAFETY: the same.
+        ranges.iter().try_for_each(|range| unsafe { self.peers.add(driver, *range) })
     }
 
     /// Unmaps ranges of [`map`](Self::map), with one call for what adjoins. Returns the error of each of those calls that

@@ -6,8 +6,9 @@ use super::copies::{
 use super::file::KeptFile;
 use super::keep::Keep;
 use super::place::{Part, parts_in, parts_of};
+use crate::debug_log;
 use crate::device::Device;
-use crate::error::{Result, ensure};
+use crate::error::{ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::pinned::HostBuffer;
 use crate::pool::MappedPlace;
@@ -61,7 +62,7 @@ impl Store {
     }
 }
 
-/// The contents, and where each part of them belongs. Copies may be on their way: a drop waits for them.
+/// The contents, and where each part of them belongs. A drop waits for copies that are on their way.
 pub(super) struct Kept {
     device: Device,
     parts: Vec<Part>,
@@ -71,6 +72,8 @@ pub(super) struct Kept {
     /// What the copies are on, and the end of each group of those to the host.
     stream: Stream,
     groups: Vec<Event>,
+    /// Copies may be on their way.
+    copies: bool,
     copied: usize,
 }
 
@@ -85,6 +88,7 @@ impl Kept {
             segments: Vec::new(),
             stream,
             groups: Vec::new(),
+            copies: false,
             copied: 0,
         };
         let mut kept = match keep {
@@ -114,6 +118,7 @@ impl Kept {
             );
             for group in groups {
                 let parts = parts_in(&kept.parts, group);
+                kept.copies = true;
                 copy_all(&kept.stream, parts, &kept.segments, Direction::Out)?;
                 kept.groups.push(kept.stream.record()?);
             }
@@ -132,7 +137,11 @@ impl Kept {
 
 impl Contents for Kept {
     fn wait_out(&mut self, group: usize) -> Result<()> {
-        self.groups.get(group).map_or(Ok(()), Event::synchronize)
+        let Some(event) = self.groups.get(group) else { return Ok(()) };
+        event.synchronize()?;
+        // They are in one order.
+        self.copies &= group + 1 < self.groups.len();
+        Ok(())
     }
 
     fn begin_in(&mut self) -> Result<()> {
@@ -142,6 +151,8 @@ impl Contents for Kept {
 
     fn copy_in(&mut self, group: &[MappedPlace]) -> Result<()> {
         let parts = parts_in(&self.parts, group);
+        // A file is read by then.
+        self.copies |= !matches!(self.store, Some(Store::File(_)));
         match &self.store {
             Some(Store::PageLocked(_) | Store::Buffer(_)) => {
                 copy_all(&self.stream, parts, &self.segments, Direction::In)?;
@@ -154,16 +165,23 @@ impl Contents for Kept {
     }
 
     fn wait_in(&mut self) -> Result<()> {
-        self.stream.synchronize_uncaptured()
+        self.stream.synchronize_uncaptured()?;
+        self.copies = false;
+        Ok(())
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
         // A copy that is on its way uses the host's memory, and may for good where the device is lost.
-        if self.stream.synchronize_uncaptured().is_err()
+        if self.copies
+            && let Err(error) = self.stream.synchronize_uncaptured()
             && let Some(store) = self.store.take()
         {
+            // In the child of a fork the copies are the parent's.
+            if error.kind() != ErrorKind::Forked {
+                debug_log::event!(debug, %error, "leaked host memory of a pool that slept: its copies may run still");
+            }
             std::mem::forget(store);
         }
     }

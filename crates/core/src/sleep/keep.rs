@@ -11,7 +11,8 @@ pub enum Keep {
     /// memory keeps it for the next sleep, until it is trimmed.
     PageLocked,
     /// In a file of this folder that has no name, so that it goes with the process. Several threads write and read it, past
-    /// the system's cache where the file system allows that.
+    /// the system's cache where the file system allows that. A child that is forked meanwhile keeps the file, and its room
+    /// on the disk, until it drops the pool, executes another program or ends.
     File(PathBuf),
     /// In a buffer of the program's, such as a `Vec<u8>` of any allocator, which [`wake`](crate::PoolResource::wake) gives back.
     /// It is fast if it is page-locked.

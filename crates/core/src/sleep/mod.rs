@@ -80,11 +80,15 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// # Errors
     ///
-    /// In each case the pool stays awake, or wakes again, and its contents stay. A buffer that was given is dropped.
+    /// In each case the pool stays awake, or wakes again, and its contents stay. A buffer that was given is dropped. Where a
+    /// sleep failed half way and the waking fails as well, the error says that the pool fell asleep in part. It
+    /// [is asleep](Self::is_asleep) then, and nothing is lost: [`wake`](Self::wake) brings all back, the buffer too.
     ///
     /// - [`ErrorKind::Asleep`](crate::ErrorKind::Asleep) if it sleeps already, and in a callback of its own sleep or waking.
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it takes blocks.
-    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a stream is in capture.
+    /// - [`ErrorKind::Capture`](crate::ErrorKind::Capture) while a stream is in capture. As in
+    ///   [`Device::synchronize`](crate::Device::synchronize), the driver invalidates the capture if Aquifer does not know
+    ///   the stream.
     /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) while memory of it is exported or registered
     ///   with NCCL, while the stream of a `Communicator` is at work on a collective, and if the buffer is too small.
     /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no memory for the contents, and
@@ -108,11 +112,13 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     }
 
     /// Maps memory where it was before the pool [slept](Self::sleep), and copies its contents there. Another thread may do
-    /// that in the background: vectors of the pool are usable when it is done.
+    /// that in the background: vectors of the pool are usable when it is done. It disturbs no capture, also inside of one.
     ///
     /// # Errors
     ///
-    /// In each case the pool sleeps as before, and can be woken again.
+    /// In each case the pool sleeps as before, and can be woken again. If the driver refuses to unmap what was mapped
+    /// already, or does not say that the copies have ended, that memory stays mapped for the next wake, and the error says
+    /// so.
     ///
     /// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has too little memory. The error says how
     ///   much is missing.

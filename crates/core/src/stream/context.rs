@@ -131,7 +131,8 @@ fn record_unless_captured(stream: &Stream) -> Option<Event> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Capture`] while a stream of the device is in capture, which is not disturbed.
+/// [`ErrorKind::Capture`] while a stream of the device is in capture. One that Aquifer knows is found before the call,
+/// and its capture is not disturbed. The driver invalidates a capture of any other stream.
 pub fn record_context(device: &Device) -> Result<Event> {
     let what = || format!("recording an event of all streams of {device}");
     let event = Event::new(device).with_context(what)?;
@@ -183,7 +184,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Capture`] while a stream of the device is in capture, which is not disturbed.
+    /// - [`ErrorKind::Capture`] while a stream of the device is in capture. The capture is not disturbed if Aquifer knows
+    ///   the stream, as after [`Stream::from_handle`]. The driver invalidates that of any other stream.
     /// - [`ErrorKind::MissingSymbol`] with a driver older than CUDA 12.5.
     /// - The errors of the driver.
     #[track_caller]
@@ -197,7 +199,8 @@ impl Device {
     /// # Errors
     ///
     /// - [`ErrorKind::ContextLost`] if that work failed.
-    /// - [`ErrorKind::Capture`] while a stream of the device is in capture, which is not disturbed.
+    /// - [`ErrorKind::Capture`] while a stream of the device is in capture. The capture is not disturbed if Aquifer knows
+    ///   the stream, as after [`Stream::from_handle`]. The driver invalidates that of any other stream.
     /// - [`ErrorKind::Simulation`] if the simulated device saw an access out of order.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {

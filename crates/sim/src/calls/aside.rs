@@ -37,7 +37,7 @@ impl AsideCalls for SimDriver {
         unsafe {
             let target = block.backing.pointer().as_ptr().add(at.0 as usize);
             match source.is_null() {
-                true => target.write_bytes(0, bytes),
+                true => clear(target, bytes),
                 false => target.copy_from_nonoverlapping(source, bytes),
             }
         }
@@ -48,4 +48,31 @@ impl AsideCalls for SimDriver {
         }
         Ok(())
     }
+}
+
+/// Has bytes be zero. Whole pages go back to the system where it can: a program that never writes them pays nothing.
+///
+/// # Safety
+///
+/// The bytes are writable, and nothing else uses them.
+unsafe fn clear(target: *mut u8, bytes: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        const PAGE: usize = 4096;
+        let head = target.align_offset(PAGE).min(bytes);
+        let whole = (bytes - head) & !(PAGE - 1);
+        // SAFETY: whole pages of the caller's bytes, which the file behind them shows as zero from then on.
+        let is_clear =
+            unsafe { libc::madvise(target.add(head).cast(), whole, libc::MADV_REMOVE) } == 0;
+        if is_clear {
+            // SAFETY: what lies around those pages is the caller's, too.
+            unsafe {
+                target.write_bytes(0, head);
+                target.add(head + whole).write_bytes(0, bytes - head - whole);
+            }
+            return;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { target.write_bytes(0, bytes) }
 }

@@ -208,9 +208,9 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
         unmapped
     }
 
-    fn end(&self, stream: Option<&Stream>, pool: u64, mut end: MappedEnd) {
+    fn end(&self, stream: Option<&Stream>, mut end: MappedEnd) {
         assert_unlocked("the end of a pool's mapped memory");
-        let asleep = self.sleep.end(pool);
+        let asleep = self.sleep.end();
         end.handles.retain(|(address, _, _)| !asleep.contains(address));
         let (device, memory) = (self.resource.device().clone(), self.memory());
         let bytes = end.handles.iter().map(|handle| handle.1 as usize).sum();

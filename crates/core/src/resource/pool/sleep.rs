@@ -6,12 +6,12 @@ use crate::driver::{DeviceRange, RawHandle, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::pool::{Failure, MappedMemory, MappedPlace};
-use crate::resource::asleep;
+use crate::resource::asleep::{self, Listed};
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::mapped::VirtualMemory;
 use crate::stream::{deferred, pass_all_gates};
 use crate::sync::Arc;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 /// What a pool that sleeps does not have of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let places = self.pool.places();
         let groups = groups(&places);
         let mut contents = copy_out(&groups)?;
-        let (mut unmapped, mut bytes, mut used) = (HashSet::new(), 0, 0);
+        let (mut unmapped, mut bytes, mut used) = (BTreeSet::new(), 0, 0);
         let mut result = Ok(());
         for (number, group) in groups.into_iter().enumerate() {
             result = contents.wait_out(number);
@@ -91,17 +91,22 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             // Nothing has changed.
             return result.map(|()| SleepReport { bytes: 0, used: 0 });
         }
-        falling.keep();
-        let contents = Box::new(contents);
-        change.asleep = Some(Asleep { places: unmapped, contents });
+        change.asleep = Some(Asleep {
+            places: unmapped,
+            unfilled: BTreeSet::new(),
+            contents: Box::new(contents),
+            listed: falling.keep(),
+        });
         self.pool.upstream().sleep.set_bytes(bytes);
         if let Err(error) = result {
-            drop(change);
             // What is mapped still is as it was, and the rest comes back.
-            return match self.bring_back::<C>() {
+            return match self.wake_in::<C>(&mut change) {
                 Ok(_) => Err(error),
-                Err(lost) => {
-                    Err(lost.within(format_args!("a pool that fell asleep in part: {error}")))
+                Err(second) => {
+                    let call = error.driver().map_or_else(String::new, |it| format!(": {it}"));
+                    let first = error.message();
+                    let whole = format!("a pool that fell asleep in part: {first}{call}; then");
+                    Err(to_be_woken(second.within(whole)))
                 }
             };
         }
@@ -112,40 +117,61 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// sleeps as before.
     pub(crate) fn bring_back<C: Contents>(&self) -> Result<C> {
         not_forked("a pool")?;
-        let mut change = self.begin_change()?;
+        self.wake_in(&mut self.begin_change()?)
+    }
+
+    fn wake_in<C: Contents>(&self, change: &mut Change<'_>) -> Result<C> {
         let memory = self.pool.upstream().memory.as_ref();
         let (Some(asleep), Some(memory)) = (change.asleep.as_mut(), memory) else {
             return Err(not_asleep(self));
         };
-        let places = self.pool.places_to_wake(|address| asleep.places.contains(&address));
-        let Some(contents) = asleep.contents.downcast_mut::<C>() else {
+        let Asleep { places: unmapped, unfilled, contents, .. } = asleep;
+        let Some(contents) = contents.downcast_mut::<C>() else {
             return Err(not_asleep(self));
         };
-        let mut anew =
-            MappedAnew { pool: self, memory, made: Vec::new(), mapped: 0, is_in_use: false };
-        anew.create(&places)?;
+        let places = self.pool.places_to_wake(|address| unmapped.contains(&address));
+        let left = self.pool.places_at(|address| unfilled.contains(&address));
+        let mut anew = MappedAnew {
+            pool: self,
+            memory,
+            places: &places,
+            made: Vec::new(),
+            mapped: 0,
+            is_past: true,
+            unmapped,
+            unfilled,
+        };
+        anew.create()?;
         contents.begin_in()?;
+        // Until the wait says so.
+        anew.is_past = false;
         let mut fill = || {
+            for group in groups(&left) {
+                anew.reach(group)?;
+                contents.copy_in(group)?;
+            }
             groups(&places).into_iter().try_for_each(|group| {
                 anew.map_next(group.len())?;
                 contents.copy_in(group)
             })
         };
         let filled = fill();
-        // Also behind an error: what is copied to may be unmapped then.
+        // Also behind an error: what is copied to may be unmapped then. A wait that fails tells nothing of the copies, but
+        // one after it may.
         let waited = contents.wait_in();
-        if waited.is_err() {
-            anew.is_in_use = true;
+        anew.is_past = waited.is_ok() || contents.wait_in().is_ok();
+        if let Err(error) = filled.and(waited) {
+            return Err(anew.undo_after(error));
         }
-        filled.and(waited)?;
-        let Some(Asleep { contents, .. }) = change.asleep.take() else {
+        let handles = anew.keep();
+        let Some(Asleep { contents, listed, .. }) = change.asleep.take() else {
             return Err(not_asleep(self));
         };
-        for (place, handle) in places.iter().zip(anew.keep()) {
+        for (place, handle) in places.iter().zip(handles) {
             self.pool.set_handle(place, handle);
         }
         // Off the list first: what is allocated may be used.
-        asleep::unlist(self.pool.id());
+        drop(listed);
         self.pool.end_sleep();
         self.pool.upstream().sleep.set(0, None);
         contents.downcast::<C>().map(|contents| *contents).map_err(|_| not_asleep(self))
@@ -185,6 +211,15 @@ fn not_asleep<U: DeviceResource + 'static>(pool: &PoolResource<U>) -> Error {
     Error::new(ErrorKind::InvalidArgument, message).with_advice("call sleep before")
 }
 
+/// An error after which the pool sleeps.
+fn to_be_woken(error: Error) -> Error {
+    match error.kind() {
+        // It has its advice, or nothing helps.
+        ErrorKind::OutOfMemory | ErrorKind::ContextLost => error,
+        _ => error.with_advice("call wake when the cause is gone: it sleeps, and nothing is lost"),
+    }
+}
+
 fn holds(range: &DeviceRange, place: &MappedPlace) -> bool {
     place.address.wrapping_sub(range.address) < range.bytes as u64
 }
@@ -213,7 +248,8 @@ fn groups(places: &[MappedPlace]) -> Vec<&[MappedPlace]> {
 /// A pool that is about to sleep. Its drop has it stay awake.
 struct FallingAsleep<'a, U: DeviceResource + 'static> {
     pool: &'a PoolResource<U>,
-    stays: bool,
+    /// `None` when it stays awake no more.
+    listed: Option<Listed>,
 }
 
 impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
@@ -230,15 +266,15 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
             Failure::Captured => in_capture(pool),
             failure => pool.explain(failure, super::Asked::Trim),
         })?;
-        let falling = Self { pool, stays: true };
-        pool.pool.upstream().sleep.set(0, waker);
         let ranges = pool.pool.reservations();
-        asleep::list(device, pool.pool.id(), ranges.clone());
+        let listed = Listed::new(device, pool.pool.id(), ranges.clone());
+        let falling = Self { pool, listed: Some(listed) };
+        pool.pool.upstream().sleep.set(0, waker);
         for device in &devices {
             pass_all_gates(device)?;
             // One that was given since would be waited for without an end.
             asleep::require_no_collective(&devices)?;
-            // A capture of another library is found here.
+            // A capture of another library is found here. It is lost if it has no stream that is known here.
             device.synchronize_without_drops()?;
         }
         let kept = asleep::reason_to_stay_awake(device, &ranges);
@@ -253,15 +289,15 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
     }
 
     /// It sleeps.
-    fn keep(mut self) {
-        self.stays = false;
+    fn keep(mut self) -> Option<Listed> {
+        self.listed.take()
     }
 }
 
 impl<U: DeviceResource + 'static> Drop for FallingAsleep<'_, U> {
     fn drop(&mut self) {
-        if self.stays {
-            asleep::unlist(self.pool.pool.id());
+        if let Some(listed) = self.listed.take() {
+            drop(listed);
             self.pool.pool.end_sleep();
             self.pool.pool.upstream().sleep.set(0, None);
         }
@@ -274,34 +310,38 @@ fn in_capture<U: DeviceResource + 'static>(pool: &PoolResource<U>) -> Error {
         .with_advice("let it sleep before the capture or after it")
 }
 
-/// Memory of a pool that wakes. Its drop gives all of it back.
+/// Memory of a pool that wakes. Its drop gives all of it back that can go.
 struct MappedAnew<'a, U: DeviceResource + 'static> {
     pool: &'a PoolResource<U>,
     memory: &'a VirtualMemory,
-    /// Addresses, bytes and handles.
-    made: Vec<(u64, u64, u64)>,
+    places: &'a [MappedPlace],
+    /// The handles of the first places.
+    made: Vec<u64>,
     /// How many of these are mapped.
     mapped: usize,
-    /// Copies to it may be under way for good, as the device is lost: it stays as it is.
-    is_in_use: bool,
+    /// No copy to it is under way.
+    is_past: bool,
+    /// Those of [`Asleep`].
+    unmapped: &'a mut BTreeSet<u64>,
+    unfilled: &'a mut BTreeSet<u64>,
 }
 
 impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
-    /// Memory for these places.
-    fn create(&mut self, places: &[MappedPlace]) -> Result<()> {
-        for place in places {
+    /// Memory for the places.
+    fn create(&mut self) -> Result<()> {
+        for place in self.places {
             match self.pool.pool.upstream().create(place.bytes) {
-                Ok(handle) => self.made.push((place.address, place.bytes, handle)),
-                Err(error) => return Err(self.cannot_wake(places, error)),
+                Ok(handle) => self.made.push(handle),
+                Err(error) => return Err(self.cannot_wake(error)),
             }
         }
         Ok(())
     }
 
-    fn cannot_wake(&self, places: &[MappedPlace], error: Error) -> Error {
-        let made: u64 = self.made.iter().map(|it| it.1).sum();
-        let all: u64 = places.iter().map(|place| place.bytes).sum();
-        let (all, missing) = (Count(all, "byte"), Count(all - made, "byte"));
+    fn cannot_wake(&self, error: Error) -> Error {
+        let bytes = |places: &[MappedPlace]| places.iter().map(|place| place.bytes).sum::<u64>();
+        let all = Count(bytes(self.places), "byte");
+        let missing = Count(bytes(&self.places[self.made.len()..]), "byte");
         let what = format!("waking a pool, which needs {all}, {missing} of them missing");
         match error.kind() {
             ErrorKind::OutOfMemory => error.within(what).with_advice(
@@ -313,41 +353,82 @@ impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
 
     /// Maps the next places, which are of one reservation.
     fn map_next(&mut self, count: usize) -> Result<()> {
-        let next = &self.made[self.mapped..self.mapped + count];
-        let place = |&(address, bytes, handle): &(u64, u64, u64)| {
-            (range(address, bytes), RawHandle(handle))
+        let next = self.mapped..self.mapped + count;
+        let place = |(place, handle): (&MappedPlace, &u64)| {
+            (range(place.address, place.bytes), RawHandle(*handle))
         };
-        let ranges: Vec<_> = next.iter().map(place).collect();
-        let bytes: u64 = next.iter().map(|it| it.1).sum();
+        let ranges: Vec<_> =
+            self.places[next.clone()].iter().zip(&self.made[next]).map(place).collect();
+        let bytes: usize = ranges.iter().map(|it| it.0.bytes).sum();
         // SAFETY: addresses of the pool, at which nothing is mapped while it sleeps; handles of their size.
         let mapped = unsafe { self.memory.map_all(&ranges) };
         self.mapped += mapped.as_ref().map_or_else(|failed| failed.0, |()| count);
         self.memory.in_context(Count(bytes, "byte"), mapped.map_err(|(_, error)| error))
     }
 
+    /// Has the device reach what an earlier wake has left mapped, perhaps out of its reach.
+    fn reach(&self, places: &[MappedPlace]) -> Result<()> {
+        let ranges: Vec<_> = places.iter().map(|it| range(it.address, it.bytes)).collect();
+        let bytes: usize = ranges.iter().map(|it| it.bytes).sum();
+        // SAFETY: mapped by that wake, which has noted it; the pool unmaps nothing while it sleeps.
+        let reached = unsafe { self.memory.reach_all(&ranges) };
+        self.memory.in_context(Count(bytes, "byte"), reached)
+    }
+
     /// The handles, which stay mapped.
     fn keep(mut self) -> Vec<u64> {
-        std::mem::take(&mut self.made).into_iter().map(|(_, _, handle)| handle).collect()
+        std::mem::take(&mut self.made)
+    }
+
+    fn undo_after(mut self, error: Error) -> Error {
+        match self.undo() {
+            0 => error,
+            stuck => to_be_woken(error.within(format_args!(
+                "waking a pool, {} of which stay mapped for its next wake",
+                Count(stuck, "byte")
+            ))),
+        }
+    }
+
+    /// Gives all of it back that can go, and has the pool keep the rest for the next wake. Returns the bytes of the rest.
+    fn undo(&mut self) -> u64 {
+        let mut stuck = 0;
+        for (number, handle) in std::mem::take(&mut self.made).into_iter().enumerate() {
+            let place = &self.places[number];
+            if number >= self.mapped || self.unmap(place) {
+                self.pool.pool.upstream().release(handle, place.bytes);
+                continue;
+            }
+            self.pool.pool.set_handle(place, handle);
+            let is_of_it = place.address..place.address + place.bytes;
+            let of_it: Vec<u64> = self.unmapped.range(is_of_it).copied().collect();
+            for address in of_it {
+                self.unmapped.remove(&address);
+            }
+            self.unfilled.insert(place.address);
+            stuck += place.bytes;
+        }
+        let sleep = &self.pool.pool.upstream().sleep;
+        sleep.set_bytes((sleep.bytes() as u64).saturating_sub(stuck));
+        stuck
+    }
+
+    /// Unmaps a place, if no copy to it is under way. Whether it is unmapped.
+    fn unmap(&self, place: &MappedPlace) -> bool {
+        if !self.is_past {
+            return false;
+        }
+        // SAFETY: mapped for the wake alone, and the device is past all work.
+        let unmapped = unsafe { self.memory.unmap(range(place.address, place.bytes)) };
+        if let Err(error) = &unmapped {
+            crate::debug_log::event!(error, %error, "a part of a pool that did not wake stays mapped");
+        }
+        unmapped.is_ok()
     }
 }
 
 impl<U: DeviceResource + 'static> Drop for MappedAnew<'_, U> {
     fn drop(&mut self) {
-        let made = std::mem::take(&mut self.made);
-        if self.is_in_use {
-            return;
-        }
-        for (number, (address, bytes, handle)) in made.into_iter().enumerate() {
-            let range = range(address, bytes);
-            // SAFETY: mapped for the sleep alone, and the device is past all work.
-            let unmap = || unsafe { self.memory.unmap(range) };
-            if number < self.mapped
-                && let Err(error) = unmap()
-            {
-                crate::debug_log::event!(error, %error, "a part of a pool that did not wake stays mapped");
-                continue;
-            }
-            self.pool.pool.upstream().release(handle, bytes);
-        }
+        self.undo();
     }
 }

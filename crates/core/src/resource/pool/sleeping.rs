@@ -1,12 +1,12 @@
 //! The sleep of a pool, as its driver has it.
 
 use crate::error::Result;
-use crate::resource::asleep;
+use crate::resource::asleep::Listed;
 use crate::sync::thread_id;
 use crate::sync::trusted::{AtomicUsize, Mutex, Ordering};
 use crate::sync::{Arc, Condvar, WaitMutex};
 use std::any::Any;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 /// Wakes the pool, for an allocation. It keeps no share of the pool, which has it.
 pub(super) type Waker = Arc<dyn Fn() -> Result<()> + Send + Sync>;
@@ -81,11 +81,9 @@ impl Sleep {
     }
 
     /// The addresses at which nothing is mapped of a pool that ends. It is not asleep any more.
-    pub(super) fn end(&self, pool: u64) -> HashSet<u64> {
+    pub(super) fn end(&self) -> BTreeSet<u64> {
         let ended = self.change().and_then(|mut change| change.asleep.take());
-        let Some(ended) = ended else { return HashSet::new() };
-        asleep::unlist(pool);
-        ended.places
+        ended.map_or_else(BTreeSet::new, |ended| ended.places)
     }
 }
 
@@ -98,6 +96,11 @@ impl Drop for Change<'_> {
 
 pub(super) struct Asleep {
     /// The addresses at which nothing is mapped.
-    pub(super) places: HashSet<u64>,
+    pub(super) places: BTreeSet<u64>,
+    /// The addresses at which a wake that failed has mapped memory that it could not unmap. The pool has the handles, and
+    /// the contents are not there.
+    pub(super) unfilled: BTreeSet<u64>,
     pub(super) contents: Box<dyn Any + Send>,
+    /// It is on the list.
+    pub(super) listed: Option<Listed>,
 }
