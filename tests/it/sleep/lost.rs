@@ -134,7 +134,7 @@ fn a_device_that_is_lost_in_the_midst_of_it_leaves_no_entry() {
                 }
                 let error = woken.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::ContextLost, "{what}: {error}");
-                assert!(!error.to_string().contains("call wake"), "{what}: {error}");
+                assert!(!error.to_string().contains("next wake"), "{what}: {error}");
             }
             used.end(&what, vecs_first);
         }

@@ -383,6 +383,8 @@ impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
     fn undo_after(mut self, error: Error) -> Error {
         match self.undo() {
             0 => error,
+            // There is no next wake.
+            _ if error.kind() == ErrorKind::ContextLost => error,
             stuck => to_be_woken(error.within(format_args!(
                 "waking a pool, {} of which stay mapped for its next wake",
                 Count(stuck, "byte")
