@@ -105,6 +105,16 @@ impl State {
         Ok((place.address, place.bytes))
     }
 
+    /// An error while the memory sleeps, which no library finds at its address then.
+    pub(crate) fn require_awake(&self) -> Result<()> {
+        let built = self.resource.as_ref().and_then(|resource| resource.get().built().ok());
+        if built.is_some_and(|built| built.resources().is_asleep()) {
+            let error = Error::new(ErrorKind::Asleep, "the pool of this buffer is asleep");
+            return Err(error.with_advice("call its wake first").into());
+        }
+        Ok(())
+    }
+
     pub(crate) fn stream(&self) -> Arc<Opened> {
         self.stream.lock().clone()
     }
@@ -546,6 +556,7 @@ impl DeviceBuffer {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         guard_thread();
+        self.state.require_awake()?;
         self.state.set_exported();
         let (address, bytes) = self.state.parts();
         let interface = PyDict::new(py);

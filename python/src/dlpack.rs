@@ -169,6 +169,7 @@ pub(crate) fn export<'py>(
     stream: Option<i64>,
     max_version: Option<(u32, u32)>,
 ) -> Result<Bound<'py, PyAny>> {
+    state.require_awake()?;
     let (opened, device) = (state.stream(), state.ordinal());
     order_consumer(py, &opened, stream)?;
     state.set_exported();

@@ -61,6 +61,14 @@ ALIVE = {
     "resources": "made = aquifer.mr.StatisticsResourceAdaptor(aquifer.mr.get_current_device_resource())",
     "a capsule": "made = aquifer.to_device(b'abc').__dlpack__()",
     "a view of a view": "made = aquifer.DeviceBuffer.from_dlpack(aquifer.DeviceBuffer.from_dlpack(aquifer.to_device(b'abc')))",
+    "a tag that sleeps": """
+        with aquifer.tag("weights"):
+            made = aquifer.to_device(bytes(1000))
+        aquifer.sleep("weights")""",
+    "a file that keeps a tag": """
+        with aquifer.tag("weights"):
+            made = aquifer.to_device(bytes(1000))
+        slept = aquifer.sleep("weights", keep="file")""",
     "a cycle": "made = [aquifer.to_device(b'abc')]; made.append(made)",
     "a cycle through a class": """
         class Holder:

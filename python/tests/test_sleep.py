@@ -56,6 +56,19 @@ def test_an_allocation_is_refused_and_a_free_is_not():
     assert kept.tobytes() == b"kept"
 
 
+def test_no_library_gets_the_address_of_what_sleeps():
+    with aquifer.tag("weights"):
+        weights = aquifer.to_device(b"weights")
+    with aquifer.sleep("weights"):
+        with pytest.raises(aquifer.Error, match="asleep"):
+            weights.__dlpack__()
+        with pytest.raises(aquifer.Error, match="asleep"):
+            weights.__cuda_array_interface__
+        assert weights.size == 7
+    assert weights.__cuda_array_interface__["shape"] == (7,)
+    assert aquifer.DeviceBuffer.from_dlpack(weights).tobytes() == b"weights"
+
+
 def test_wrong_tags_and_ways():
     with aquifer.tag("weights"):
         kept = aquifer.to_device(b"kept")

@@ -2,6 +2,8 @@
 
 use crate::support;
 use allocator_api2::alloc::Allocator;
+#[cfg(target_os = "linux")]
+use aquifer::pinned::Registered;
 use aquifer::pinned::{PinnedPool, PinnedPoolOptions, PinnedResource, last_error};
 use aquifer::sim::SimConfig;
 use aquifer::{Device, DeviceVec, ErrorKind};
@@ -30,6 +32,27 @@ fn free(pool: &PinnedPool, blocks: impl IntoIterator<Item = NonNull<u8>>, bytes:
         // SAFETY: a block of the pool, of this layout, freed once.
         unsafe { pool.deallocate(block, layout(bytes)) };
     }
+}
+
+/// To lock pages that are not there yet touches them. Past the limit that is the end of a process, and no error.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_buffer_whose_pages_the_system_does_not_have_comes_back() {
+    if !support::on_gpu() {
+        return support::skipped("the pages of a registered buffer", "no GPU");
+    }
+    let device = Device::open(0).unwrap();
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let total: usize = total.trim().trim_end_matches(" kB").parse().unwrap();
+    // All of the machine's memory but a little, of which nothing is there.
+    let lazy = vec![0_u8; total * 1024 - (256 << 20)];
+    let refused = Registered::new(&device, lazy).unwrap_err();
+    assert_eq!(refused.error.kind(), ErrorKind::OutOfMemory);
+    assert!(refused.error.to_string().contains("not there yet"), "{}", refused.error);
+    drop(refused.buffer.unwrap());
+    let touched = Registered::new(&device, vec![1_u8; 64 * MIB]).unwrap();
+    assert_eq!(touched.len(), 64 * MIB);
 }
 
 #[test]

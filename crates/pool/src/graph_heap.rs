@@ -121,7 +121,8 @@ impl GraphHeap {
         token_of(pool_mark, self.id, node) | GRAPH_BIT
     }
 
-    /// A block of free memory for a capture of `graph` on this thread. `ready` gives the last stamp of a tag that the capture comes after.
+    /// A block of free memory for the capture of `graph`, if `thread` records it. `ready` gives the last stamp of a tag that
+    /// the capture comes after.
     pub(super) fn allocate(
         &mut self,
         (graph, thread): (usize, u64),

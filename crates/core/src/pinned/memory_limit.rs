@@ -3,11 +3,50 @@
 //! A page past a group's limit is no error of a call but the end of a process. Other programs may take the memory first,
 //! so a number is an estimate.
 
-use std::fs;
+use crate::error::{Error, ErrorKind, Result};
+use crate::impls::Count;
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::{fmt, fs};
+
+/// The most bytes that the system is asked about at once.
+const PART: usize = 1 << 30;
+
+/// Refuses what would touch so many fresh bytes, if the process may not. `what` begins the error.
+pub(super) fn require(bytes: u64, what: impl fmt::Display) -> Result<()> {
+    match left() {
+        Some(left) if left < bytes => {
+            let left = Count(usize::try_from(left).unwrap_or(usize::MAX), "byte");
+            let message = format!("{what}: the limit of memory of this process leaves {left}");
+            let advice = "ask for less, free memory, or raise the limit of the control group or the container";
+            Err(Error::new(ErrorKind::OutOfMemory, message).with_advice(advice))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The bytes of a range that have no page yet, as those of a `vec![0; n]` that nobody has written.
+pub(super) fn absent(base: NonNull<u8>, bytes: usize) -> u64 {
+    // SAFETY: it reads a number of the system.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let start = base.addr().get() / page * page;
+    let end = base.addr().get().saturating_add(bytes);
+    let mut there = vec![0_u8; PART.min(end - start).div_ceil(page)];
+    let mut absent = 0;
+    for part in (start..end).step_by(PART) {
+        let pages = (end - part).min(PART).div_ceil(page);
+        let address = base.as_ptr().with_addr(part).cast();
+        // SAFETY: it reads no memory of the range, and writes a byte for each page of it.
+        let asked = unsafe { libc::mincore(address, pages * page, there.as_mut_ptr()) };
+        if asked == 0 {
+            absent += there[..pages].iter().filter(|page| **page & 1 == 0).count() * page;
+        }
+    }
+    absent as u64
+}
 
 /// Bytes that may still be touched. `None` if nothing tells.
-pub(super) fn left() -> Option<u64> {
+fn left() -> Option<u64> {
     let of_groups = groups().and_then(|groups| left_of(Path::new("/sys/fs/cgroup"), &groups));
     [of_groups, available()].into_iter().flatten().min()
 }
@@ -133,6 +172,36 @@ mod tests {
         assert_eq!(left_of(&root.0, "5:memory:/job/step"), Some(0));
         root.group("memory/job", &[("memory.usage_in_bytes", "100")]);
         assert_eq!(left_of(&root.0, "5:memory:/job/step"), Some(1500));
+    }
+
+    #[test]
+    fn pages_that_nobody_has_touched_are_absent() {
+        // Whole pages that no other buffer has a part of.
+        let page = 4096;
+        let mut memory = vec![0_u8; 64 << 20];
+        let base = memory.as_mut_ptr();
+        let skip = base.align_offset(page);
+        let start = NonNull::from(&mut memory[skip]);
+        let bytes = (32 << 20) - page;
+        assert_eq!(absent(start, bytes), bytes as u64);
+        for touched in 1..=5 {
+            // SAFETY: inside of the vector.
+            unsafe { base.add(skip + (touched - 1) * 3 * page).write(1) };
+            let left = absent(start, bytes);
+            // A huge page may have come for the first.
+            assert!(left <= (bytes - touched * page) as u64, "{touched}: {left}");
+        }
+        memory.fill(1);
+        assert_eq!(absent(start, bytes), 0);
+        assert_eq!(absent(start, 1), 0);
+    }
+
+    #[test]
+    fn what_is_not_left_is_refused() {
+        require(0, "touching nothing").unwrap();
+        let error = require(u64::MAX, "touching all").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert!(error.to_string().starts_with("touching all: the limit of memory"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,11 @@ use super::host_buffer::HostBuffer;
 use super::source::{
     FreedMemory, HostQuarantine, HostSource, Origin, origin_of, quarantine_of, trim,
 };
+#[cfg(target_os = "linux")]
+use super::{huge_pages::LEAST, memory_limit};
 use crate::device::Device;
+#[cfg(target_os = "linux")]
+use crate::driver::BackendKind;
 use crate::driver::CallSite;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
@@ -188,6 +192,8 @@ unsafe fn register(
         )
         .with_advice("use an empty buffer as it is"));
     }
+    #[cfg(target_os = "linux")]
+    require_pages(device, base, bytes)?;
     let mapped = properties.map_host_memory;
     let flags = HostFlags { portable: true, mapped, write_combined: false };
     let memory = NonNull::slice_from_raw_parts(base, bytes);
@@ -203,6 +209,20 @@ unsafe fn register(
         format!("page-locking {} at {base:p} for {device}", Count(bytes, "byte"))
     })?;
     Ok((flags, None))
+}
+
+/// Refuses a large buffer whose pages come by being locked, and would cross a limit of memory: the system ends a process that
+/// does. A simulated device touches none.
+#[cfg(target_os = "linux")]
+fn require_pages(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<()> {
+    if device.kind() == BackendKind::Simulated || bytes < LEAST {
+        return Ok(());
+    }
+    let absent = memory_limit::absent(base, bytes);
+    let missing = Count(usize::try_from(absent).unwrap_or(usize::MAX), "byte");
+    let all = Count(bytes, "byte");
+    let what = format_args!("page-locking {all} for {device}, {missing} of them not there yet");
+    memory_limit::require(absent, what)
 }
 
 impl<B: HostBuffer> Deref for Registered<B> {

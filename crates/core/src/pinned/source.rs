@@ -187,20 +187,15 @@ impl HostSource {
         // To read it costs little beside the touching of so much, and small blocks say nothing of a limit.
         let is_large = bytes >= huge_pages::LEAST;
         let is_touched = self.device.kind() != BackendKind::Simulated || self.touches(bytes);
-        let is_touched = is_large && is_touched;
-        if let Some(left) = is_touched.then(memory_limit::left).flatten()
-            && left < bytes as u64
-        {
-            let left = Count(usize::try_from(left).unwrap_or(usize::MAX), "byte");
-            let message = format!(
-                "allocating {} of page-locked memory for {}: the limit of memory of this process leaves {left}",
-                Count(bytes, "byte"),
-                self.device
-            );
-            let advice = "ask for less, free memory, or raise the limit of the control group or the container";
-            return Err(Error::new(ErrorKind::OutOfMemory, message).with_advice(advice));
+        if !is_large || !is_touched {
+            return Ok(());
         }
-        Ok(())
+        let what = format_args!(
+            "allocating {} of page-locked memory for {}",
+            Count(bytes, "byte"),
+            self.device
+        );
+        memory_limit::require(bytes as u64, what)
     }
 
     /// Whether fresh memory of this size is touched here and registered. The driver makes what cannot be: small blocks,
