@@ -1,7 +1,7 @@
 //! Graphs that share memory: what one capture has freed serves the next ones, and launches come one after the other.
 
 use crate::{kernels, support};
-use aquifer::mr::GraphPool;
+use aquifer::mr::{GraphPool, VirtualResource};
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
     CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Result, Stream, stream::Graph,
@@ -325,7 +325,7 @@ fn what_a_capture_leaves_over_is_not_written_over() {
     let refused = try_launch(&first, &stream).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     assert!(refused.to_string().contains("would write over 4096 bytes"), "{refused}");
-    assert!(refused.advice().unwrap().contains("make it before its capture"), "{refused:?}");
+    assert!(refused.advice().unwrap().contains("make them before the captures"), "{refused:?}");
     assert_eq!((all(&left), all(&out)), (9, 0), "nothing ran");
     // Its own graph may write it, and without it the first may run.
     launch(&second, &stream);
@@ -573,6 +573,38 @@ fn a_capture_on_the_stream_of_the_last_launch_refuses_one_elsewhere_at_most() {
         .unwrap();
     a.wait_for(&b).unwrap();
     assert_eq!(all(&out), 2);
+    simulator.check().unwrap();
+}
+
+/// Memory of another pool is not the graph's. Its next owner may be as large as what was there.
+#[test]
+fn a_launch_over_the_next_owner_of_another_pools_memory_is_reported() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let (pool, other) = (pool_of(&device, 4 * MIB), pool_of(&device, 4 * MIB));
+    // So that the other pool serves the stream in capture from what it has freed.
+    drop(words(&stream, &other, 1, WORDS).unwrap());
+    let (graph, ()) =
+        stream.capture(&pool, |stream| words(stream, &other, 2, WORDS).map(drop)).unwrap();
+    assert_eq!(graph.held(), 0);
+    let next = words(&stream, &other, 7, WORDS).unwrap();
+    launch(&graph, &stream);
+    let reports = simulator.take_reports();
+    assert!(reports.iter().any(|it| it.kind() == Violation::UseAfterFree), "{reports:?}");
+    drop(next);
+}
+
+#[test]
+fn a_graph_of_what_has_moved_in_place_is_not_reported() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
+    let mut vec = DeviceVec::<u32>::zeroed_in(&stream, MIB, pool.clone()).unwrap();
+    let (graph, ()) = stream.capture(&pool, |stream| add_one(stream, &mut vec)).unwrap();
+    launch(&graph, &stream);
+    vec.resize(2 * MIB, 5).unwrap();
+    launch(&graph, &stream);
+    assert_eq!((vec.get(0).unwrap(), vec.get(2 * MIB - 1).unwrap()), (2, 5));
     simulator.check().unwrap();
 }
 

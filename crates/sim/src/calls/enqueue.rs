@@ -52,10 +52,8 @@ impl Call<'_> {
         };
         let OpRequest { name, touched, watched, work, .. } = request;
         let blocks = &self.state.blocks;
-        let seen = |range: &TouchedRange| TouchedRange {
-            of_captures: blocks.is_of_capture(range),
-            ..*range
-        };
+        let seen =
+            |range: &TouchedRange| TouchedRange { captured_in: blocks.region_of(range), ..*range };
         let touched = touched.iter().map(seen).collect();
         let work = CapturedWork::Memory { touched, watched, work };
         self.capture_op(capture, id, name, work);

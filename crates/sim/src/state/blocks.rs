@@ -3,7 +3,7 @@
 use super::backing::{Backing, physical_memory};
 use super::imports::Imports;
 use super::op::{AddressSpace, OpRange, TouchedRange};
-use super::parts::{AccessBy, PartError, Parts};
+use super::parts::{AccessBy, PartError, Parts, Region};
 use super::virtual_memory::Mappings;
 use crate::check::{AccessStamp, OpName, ReportedMemory, ShadowMemory, Vector, Vectors};
 use aquifer_driver::{Access, DeviceRange, HostFlags};
@@ -325,14 +325,12 @@ impl BlockTable {
         })
     }
 
-    /// Whether a range lies in memory that a capture has allocated.
-    pub(crate) fn is_of_capture(&self, touched: &TouchedRange) -> bool {
+    /// The region of a pool that a range lies in.
+    pub(crate) fn region_of(&self, touched: &TouchedRange) -> Option<Region> {
         let address = self.imports.resolve(touched.address);
-        self.around(address).is_some_and(|(start, block)| {
-            let offset = address - start;
-            let range = (offset, offset.saturating_add(touched.span()));
-            block.parts.is_in_region_of_capture(range)
-        })
+        let (start, block) = self.around(address)?;
+        let offset = address - start;
+        block.parts.region_of((offset, offset.saturating_add(touched.span())))
     }
 
     /// Finds the block of a touched range. `by_graph` says that a launch of a graph touches it.
@@ -355,10 +353,9 @@ impl BlockTable {
             return Err(LookupError::Unmapped);
         }
         let end = offset.saturating_add(touched.span());
-        let by = match (by_graph, touched.of_captures) {
-            (false, _) => AccessBy::Stream,
-            (true, false) => AccessBy::Launch,
-            (true, true) => AccessBy::LaunchOfCaptured,
+        let by = match by_graph {
+            true => AccessBy::Launch(touched.captured_in),
+            false => AccessBy::Stream,
         };
         // A part ends in its block: what leaves both is told of the part.
         block.parts.check((offset, end), by).map_err(|error| match error {

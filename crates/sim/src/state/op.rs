@@ -3,6 +3,7 @@
 use super::backing::Backing;
 use super::clique::Exchange;
 use super::fence::SimFence;
+use super::parts::Region;
 use crate::check::OpName;
 use aquifer_driver::{Access, HostForm, LaunchConfig, RawArg, RawFill};
 use aquifer_sync::Arc;
@@ -70,15 +71,14 @@ pub(crate) struct TouchedRange {
     pub(crate) count: u64,
     pub(crate) access: Access,
     pub(crate) space: AddressSpace,
-    /// Of a captured operation: whether the range lay in memory that its capture, or another one, had allocated. Pools may
-    /// give other captures the same memory, cut in other ways.
-    pub(crate) of_captures: bool,
+    /// Of a captured operation: the region of a pool that the range lay in.
+    pub(crate) captured_in: Option<Region>,
 }
 
 impl TouchedRange {
     pub(crate) fn new(address: u64, bytes: usize, access: Access, space: AddressSpace) -> Self {
         let bytes = bytes as u64;
-        Self { address, bytes, stride: bytes, count: 1, access, space, of_captures: false }
+        Self { address, bytes, stride: bytes, count: 1, access, space, captured_in: None }
     }
 
     /// The address and the bytes from the first to the last one touched.

@@ -48,10 +48,8 @@ impl PartState {
 pub(crate) enum AccessBy {
     /// An operation of a stream.
     Stream,
-    /// A launch of a graph.
-    Launch,
-    /// A launch of a graph, in memory that a capture had allocated ([`TouchedRange::of_captures`](super::TouchedRange)).
-    LaunchOfCaptured,
+    /// A launch of a graph, in memory that was this region when it was captured.
+    Launch(Option<Region>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -212,16 +210,26 @@ impl Parts {
         true
     }
 
-    /// Whether a range lies in one region that a capture has allocated.
-    pub(crate) fn is_in_region_of_capture(&self, (start, end): Range) -> bool {
-        self.region(start).is_some_and(|region| region.order.is_none() && end <= region.range.1)
+    /// The region that a range lies in.
+    pub(crate) fn region_of(&self, (start, end): Range) -> Option<Region> {
+        self.region(start).copied().filter(|region| end <= region.range.1)
     }
 
-    /// Whether an access may touch a range. All of it has to be one region's, or no pool's. Launches of graphs may
-    /// touch memory that pools keep for graphs, too, and where they have it from captures, memory of other captures.
+    /// Whether an access may touch a range. All of it has to be one region's, or no pool's. Launches of graphs may touch
+    /// memory that pools keep for graphs, too. Where they had it from captures, it may be other captures' by now. It may
+    /// not be another vector's.
     pub(crate) fn check(&self, (start, end): Range, by: AccessBy) -> Result<(), PartError> {
-        if by == AccessBy::LaunchOfCaptured && self.is_of_graphs((start, end)) {
+        let own = match by {
+            AccessBy::Launch(own) => own,
+            AccessBy::Stream => None,
+        };
+        if own.is_some_and(|own| own.order.is_none()) && self.is_of_graphs((start, end)) {
             return Ok(());
+        }
+        if let (Some(own), Some(now)) = (own, self.region(start))
+            && (own.by, own.order) != (now.by, now.order)
+        {
+            return Err(PartError::Freed(now.by));
         }
         let Some(first) = self.at(start) else {
             let next = self.parts.range(start..end).next();

@@ -194,8 +194,8 @@ impl<U: DeviceResource + 'static> GraphMemory for KeptInPool<U> {
         ensure!(
             lost == 0,
             InvalidArgument,
-            "drop that vector and the graphs that keep it, make it before its capture, or give the graphs two graph pools",
-            "launching a graph would write over {} of a vector that the capture of another graph of its graph pool has left",
+            "drop them and the graphs that keep them, make them before the captures, or give the graphs two graph pools",
+            "launching a graph would write over {} of vectors that captures of other graphs of its graph pool have left",
             Count(lost as usize, "byte")
         );
         Ok(())

@@ -1,7 +1,7 @@
 //! The errors and events of a pool's failed requests.
 
 use super::options::PoolOwner;
-use super::siblings::{Others, is_nested, others};
+use super::siblings::{Others, is_nested, others, trim_others};
 use super::{Asked, PoolResource, PoolStatistics};
 use crate::debug_log::{POOL, deferred_event};
 use crate::driver::MemoryInfo;
@@ -146,6 +146,14 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
             - self.pool.settings().alignment.min(layout.alignment() as u64);
         let largest = self.pool.largest();
         (layout.bytes() as u64).saturating_add(padding) > largest
+    }
+
+    /// Has the other pools of the device give back free memory that the device is past, for so many bytes.
+    pub(super) fn trim_others(&self, bytes: usize) {
+        // In a call of a resource around this pool, whose locks the thread may have.
+        if !is_nested() {
+            trim_others(self.device(), self.pool.id(), (bytes, false), &mut || true);
+        }
     }
 
     /// The memory of the other pools of the device. In a call of a resource around this pool, which may be one of them,

@@ -270,12 +270,18 @@ impl<'a, U: DeviceResource + 'static> FallingAsleep<'a, U> {
         let listed = Listed::new(device, pool.pool.id(), ranges.clone());
         let falling = Self { pool, listed: Some(listed) };
         pool.pool.upstream().sleep.set(0, waker);
+        let beside = |error: Error| match error.kind() {
+            ErrorKind::Capture => error
+                .within(format_args!("a pool on {device} cannot sleep beside a capture"))
+                .with_advice("let it sleep before the capture or after it"),
+            _ => error,
+        };
         for device in &devices {
-            pass_all_gates(device)?;
+            pass_all_gates(device).map_err(beside)?;
             // One that was given since would be waited for without an end.
             asleep::require_no_collective(&devices)?;
             // A capture of another library is found here. It is lost if it has no stream that is known here.
-            device.synchronize_without_drops()?;
+            device.synchronize_without_drops().map_err(beside)?;
         }
         let kept = asleep::reason_to_stay_awake(device, &ranges);
         ensure!(
@@ -327,10 +333,21 @@ struct MappedAnew<'a, U: DeviceResource + 'static> {
 }
 
 impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
-    /// Memory for the places.
+    /// Memory for the places. Other pools of the device give back for it what they have free and the device is past.
     fn create(&mut self) -> Result<()> {
-        for place in self.places {
-            match self.pool.pool.upstream().create(place.bytes) {
+        let mut has_asked = false;
+        for (number, place) in self.places.iter().enumerate() {
+            let create = || self.pool.pool.upstream().create(place.bytes);
+            let made = create().or_else(|error| {
+                if has_asked || error.kind() != ErrorKind::OutOfMemory {
+                    return Err(error);
+                }
+                has_asked = true;
+                let missing: u64 = self.places[number..].iter().map(|it| it.bytes).sum();
+                self.pool.trim_others(missing as usize);
+                create()
+            });
+            match made {
                 Ok(handle) => self.made.push(handle),
                 Err(error) => return Err(self.cannot_wake(error)),
             }
@@ -345,7 +362,7 @@ impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
         let what = format!("waking a pool, which needs {all}, {missing} of them missing");
         match error.kind() {
             ErrorKind::OutOfMemory => error.within(what).with_advice(
-                "have another pool or program give memory back, and wake it again: it sleeps as before",
+                "trim another pool (wait_and_trim), or have another program give memory back, and wake it again: it sleeps as before",
             ),
             _ => error.within(what),
         }

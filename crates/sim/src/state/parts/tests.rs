@@ -138,38 +138,47 @@ fn launches_alone_touch_what_is_kept_for_graphs() {
     parts.add_heap(1, (0, 64));
     parts.allocate(1, region((0, 16), 1));
     parts.free(1, (0, 16), name(2), true);
-    assert_eq!(parts.check((0, 16), AccessBy::Launch), Ok(()));
-    assert_eq!(parts.check((4, 8), AccessBy::Launch), Ok(()));
-    assert_eq!(parts.check((0, 17), AccessBy::Launch), Err(PartError::Freed(name(2))));
+    assert_eq!(parts.check((0, 16), AccessBy::Launch(None)), Ok(()));
+    assert_eq!(parts.check((4, 8), AccessBy::Launch(None)), Ok(()));
+    assert_eq!(parts.check((0, 17), AccessBy::Launch(None)), Err(PartError::Freed(name(2))));
     assert_eq!(parts.check((0, 16), AccessBy::Stream), Err(PartError::Freed(name(2))));
     parts.allocate(1, region((0, 16), 3));
     parts.free(1, (0, 16), name(4), false);
-    assert_eq!(parts.check((0, 16), AccessBy::Launch), Err(PartError::Freed(name(4))));
+    assert_eq!(parts.check((0, 16), AccessBy::Launch(None)), Err(PartError::Freed(name(4))));
 }
 
 #[test]
-fn launches_touch_memory_of_other_captures_where_they_had_it_of_one() {
+fn launches_touch_what_was_theirs_and_memory_of_other_captures_where_they_had_it_of_one() {
     let mut parts = Parts::default();
     parts.add_heap(1, (0, 64));
     parts.allocate(1, region((0, 32), 1));
-    assert!(parts.is_in_region_of_capture((8, 32)));
-    assert!(!parts.is_in_region_of_capture((8, 33)) && !parts.is_in_region_of_capture((32, 40)));
+    let captured = parts.region_of((8, 32));
+    assert_eq!(captured, Some(region((0, 32), 1)));
+    assert_eq!((parts.region_of((8, 33)), parts.region_of((32, 40))), (None, None));
+    let launch = AccessBy::Launch(captured);
     parts.free(1, (0, 32), name(2), true);
-    assert!(!parts.is_in_region_of_capture((8, 32)), "freed");
+    assert_eq!(parts.region_of((8, 32)), None, "freed");
     // Another capture has it in other parts: one is in use, and one is freed.
     parts.allocate(1, region((0, 8), 3));
     parts.allocate(1, region((8, 24), 4));
     parts.free(1, (8, 24), name(5), true);
-    assert_eq!(parts.check((0, 32), AccessBy::LaunchOfCaptured), Ok(()));
+    assert_eq!(parts.check((0, 32), launch), Ok(()));
     let outside = Err(PartError::Outside { by: name(3), range: (0, 8) });
-    assert_eq!(parts.check((0, 32), AccessBy::Launch), outside);
+    assert_eq!(parts.check((0, 32), AccessBy::Launch(None)), outside);
     assert_eq!(parts.check((0, 32), AccessBy::Stream), outside);
-    assert_eq!(parts.check((0, 33), AccessBy::LaunchOfCaptured), outside, "past all of it");
+    assert_eq!(parts.check((0, 33), launch), Err(PartError::Freed(name(3))), "past all of it");
     // An ordinary vector lies there by now.
-    let order = AccessStamp { stream: 1, tick: 1, name: name(6) };
-    parts.allocate(1, Region { range: (24, 32), by: name(6), order: Some(order) });
-    assert!(!parts.is_in_region_of_capture((24, 32)));
-    assert_eq!(parts.check((0, 32), AccessBy::LaunchOfCaptured), outside);
-    parts.free(1, (24, 32), name(7), false);
-    assert_eq!(parts.check((0, 32), AccessBy::LaunchOfCaptured), outside);
+    let order = |tick| Some(AccessStamp { stream: 1, tick, name: name(6) });
+    let vector = Region { range: (24, 32), by: name(6), order: order(1) };
+    parts.allocate(1, vector);
+    assert_eq!(parts.check((24, 32), launch), Err(PartError::Freed(name(6))));
+    // And another one, where a graph had that.
+    let launch = AccessBy::Launch(parts.region_of((24, 32)));
+    assert_eq!(parts.check((24, 32), launch), Ok(()));
+    assert!(parts.resize(1, (24, 32), 40, name(7)));
+    assert_eq!(parts.check((24, 32), launch), Ok(()), "it has grown");
+    parts.allocate(1, Region { order: order(2), ..vector });
+    assert_eq!(parts.check((24, 32), launch), Err(PartError::Freed(name(6))));
+    parts.free(1, (24, 32), name(8), false);
+    assert_eq!(parts.check((24, 32), launch), Err(PartError::Freed(name(8))));
 }
