@@ -35,6 +35,23 @@ fn a_card_without_room_leaves_it_asleep_and_says_what_is_missing() {
     simulator.check().unwrap();
 }
 
+#[test]
+fn a_wake_takes_what_other_pools_have_free() {
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(64 << 20));
+    let stream = device.new_stream().unwrap();
+    let (pool, other) = (pool(&device), pool(&device));
+    let vec = numbers(&stream, &pool, 8 << 20, 4);
+    // SAFETY: this test has no other pointers.
+    unsafe { asleep(&pool, Keep::PageLocked) };
+    drop(DeviceVec::<u8>::zeroed_in(&stream, 40 * MIB, other.clone()).unwrap());
+    stream.synchronize().unwrap();
+    assert!(other.statistics().reserved >= 40 * MIB);
+    pool.wake().unwrap();
+    assert_numbers(&vec, 4);
+    assert!(other.statistics().reserved < 40 * MIB);
+    simulator.check().unwrap();
+}
+
 /// The driver's calls of a sleep and a wake.
 const CALLS: [&str; 14] = [
     "cuMemcpyDtoHAsync",

@@ -53,6 +53,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     ///
     /// - Each safe use of its vectors is an error of kind [`ErrorKind::Asleep`](crate::ErrorKind::Asleep). Vectors may be
     ///   dropped.
+    /// - So is a launch of a graph that was captured with this pool.
     /// - An allocation is such an error, or [wakes](SleepOptions::wakes_on_allocation) the pool. A trim gives nothing back.
     /// - [`statistics`](Self::statistics) count what sleeps in `asleep`, and as reserved.
     ///
@@ -98,7 +99,8 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// # Safety
     ///
     /// From this call until [`wake`](Self::wake) has returned, no work is given to the device that uses the pool's memory
-    /// by a pointer: no kernel of another library, no copy of cudarc's, no launch of a graph, and no unsafe call with such
+    /// by a pointer: no kernel of another library, no copy of cudarc's, no launch of a graph that was captured with another
+    /// pool, and no unsafe call with such
     /// a pointer. Safe calls of this crate are refused, and need no care.
     #[track_caller]
     pub unsafe fn sleep(&self, options: impl Into<SleepOptions>) -> Result<SleepReport> {

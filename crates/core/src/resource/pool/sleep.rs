@@ -13,7 +13,7 @@ use crate::stream::{deferred, pass_all_gates};
 use crate::sync::Arc;
 use std::collections::BTreeSet;
 
-/// What a pool that sleeps does not have of the device.
+/// How much a sleep has given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SleepReport {
