@@ -354,7 +354,7 @@ impl BlockTable {
         }
         let end = offset.saturating_add(touched.span());
         let by = match by_graph {
-            true => AccessBy::Launch(touched.captured_in),
+            true => AccessBy::Launch(touched.captured_in.as_ref()),
             false => AccessBy::Stream,
         };
         // A part ends in its block: what leaves both is told of the part.

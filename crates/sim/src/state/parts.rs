@@ -45,11 +45,11 @@ impl PartState {
 
 /// What accesses a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AccessBy {
+pub(crate) enum AccessBy<'a> {
     /// An operation of a stream.
     Stream,
     /// A launch of a graph, in memory that was this region when it was captured.
-    Launch(Option<Region>),
+    Launch(Option<&'a Region>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -218,7 +218,7 @@ impl Parts {
     /// Whether an access may touch a range. All of it has to be one region's, or no pool's. Launches of graphs may touch
     /// memory that pools keep for graphs, too. Where they had it from captures, it may be other captures' by now. It may
     /// not be another vector's.
-    pub(crate) fn check(&self, (start, end): Range, by: AccessBy) -> Result<(), PartError> {
+    pub(crate) fn check(&self, (start, end): Range, by: AccessBy<'_>) -> Result<(), PartError> {
         let own = match by {
             AccessBy::Launch(own) => own,
             AccessBy::Stream => None,

@@ -155,7 +155,7 @@ fn launches_touch_what_was_theirs_and_memory_of_other_captures_where_they_had_it
     let captured = parts.region_of((8, 32));
     assert_eq!(captured, Some(region((0, 32), 1)));
     assert_eq!((parts.region_of((8, 33)), parts.region_of((32, 40))), (None, None));
-    let launch = AccessBy::Launch(captured);
+    let launch = AccessBy::Launch(captured.as_ref());
     parts.free(1, (0, 32), name(2), true);
     assert_eq!(parts.region_of((8, 32)), None, "freed");
     // Another capture has it in other parts: one is in use, and one is freed.
@@ -173,7 +173,8 @@ fn launches_touch_what_was_theirs_and_memory_of_other_captures_where_they_had_it
     parts.allocate(1, vector);
     assert_eq!(parts.check((24, 32), launch), Err(PartError::Freed(name(6))));
     // And another one, where a graph had that.
-    let launch = AccessBy::Launch(parts.region_of((24, 32)));
+    let captured = parts.region_of((24, 32));
+    let launch = AccessBy::Launch(captured.as_ref());
     assert_eq!(parts.check((24, 32), launch), Ok(()));
     assert!(parts.resize(1, (24, 32), 40, name(7)));
     assert_eq!(parts.check((24, 32), launch), Ok(()), "it has grown");
