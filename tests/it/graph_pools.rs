@@ -579,7 +579,8 @@ fn a_capture_on_the_stream_of_the_last_launch_refuses_one_elsewhere_at_most() {
 /// Memory of another pool is not the graph's. Its next owner may be as large as what was there.
 #[test]
 fn a_launch_over_the_next_owner_of_another_pools_memory_is_reported() {
-    let (device, simulator) = support::simulated(SimConfig::default());
+    let device = Device::simulated(SimConfig::default());
+    let simulator = device.simulator().unwrap();
     let stream = device.new_stream().unwrap();
     let (pool, other) = (pool_of(&device, 4 * MIB), pool_of(&device, 4 * MIB));
     // So that the other pool serves the stream in capture from what it has freed.
