@@ -475,6 +475,10 @@ typedef struct aquifer_api {
    other keys may be active at once, each on streams of its own. The streams stay open until the end.
 
    Null and 0 are for all streams: no other capture is active beside that.
+
+   The key is two numbers of the caller's. A later graph of the same key has the same memory, so the caller orders their
+   launches, and no block that one graph has left is in use while another one runs. The driver's calls for memory are
+   made in relaxed mode, so the capture may have any.
    */
   aquifer_status (*capture_begin)(struct aquifer_stack *stack,
                                   uint64_t high,
@@ -482,7 +486,7 @@ typedef struct aquifer_api {
                                   struct aquifer_stream *const *streams,
                                   size_t count);
   /*
-   The capture of a key ends, on any thread: allocations on its streams come from the stack again. What was
+   The capture of a key ends, after the driver has ended it, on any thread: allocations on its streams come from the stack again. What was
    allocated for the graph, and freed, stays the graph's.
    */
   aquifer_status (*capture_end)(struct aquifer_stack *stack, uint64_t high, uint64_t low);

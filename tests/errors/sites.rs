@@ -70,9 +70,9 @@ const UNREACHED: &[(&str, &str, &str)] = &[
         "a GPU's alone: tests/driver_calls",
     ),
     (
-        "crates/core/src/pinned/source.rs",
+        "crates/core/src/pinned/memory_limit.rs",
         "with_advice(advice)",
-        "the machine's: tests/it/fresh_pages",
+        "the machine's: tests/it/fresh_pages and pinned_limits",
     ),
     ("crates/core/src/sleep/copies.rs", "last_error().unwrap_or_else", "the allocator says why"),
     ("crates/mr/src/driver_pool.rs", "descriptor >= 0", "a driver that is wrong"),

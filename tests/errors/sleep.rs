@@ -48,9 +48,10 @@ fn in_part(table: &mut Table) {
     drop(hole);
     stream.synchronize().unwrap();
     pool.trim(0).unwrap();
-    for (call, code) in [("cuMemMap", 999), ("cuMemCreate", 2)] {
+    for (call, code, times) in [("cuMemMap", 999, 1), ("cuMemCreate", 2, 2)] {
         simulator.fail_call("cuMemUnmap", 2, 999).unwrap();
-        simulator.fail_call(call, 1, code).unwrap();
+        // Of memory that lacks, once more when other pools were asked.
+        (1..=times).for_each(|nth| simulator.fail_call(call, nth, code).unwrap());
         let what = format!("a sleep in part, whose {call} fails");
         table.failed(&what, sleep(&pool, Keep::PageLocked));
         pool.wake().unwrap();
@@ -80,7 +81,9 @@ pub(crate) fn rows(table: &mut Table) {
     );
     simulator.fail_call("cuMemcpyHtoDAsync", 1, 999).unwrap();
     table.failed("a copy in that fails", pool.wake());
+    // Once more, when other pools have given back what they have free.
     simulator.fail_call("cuMemCreate", 1, 2).unwrap();
+    simulator.fail_call("cuMemCreate", 2, 2).unwrap();
     table.failed("a wake without room", pool.wake());
     simulator.fail_call("cuMemMap", 1, 999).unwrap();
     table.failed("a wake that cannot map", pool.wake());

@@ -362,7 +362,7 @@ impl<U: DeviceResource + 'static> MappedAnew<'_, U> {
         let what = format!("waking a pool, which needs {all}, {missing} of them missing");
         match error.kind() {
             ErrorKind::OutOfMemory => error.within(what).with_advice(
-                "trim another pool (wait_and_trim), or have another program give memory back, and wake it again: it sleeps as before",
+                "call wait_and_trim of another pool, or have another program give memory back, and wake it again: it sleeps as before",
             ),
             _ => error.within(what),
         }
