@@ -68,7 +68,7 @@ pub struct Patience {
 impl Patience {
     /// The longest wait. A capture that takes longer refuses the calls of others. The limit is some thousand times as
     /// long as a thread's short capture, and no time to a person.
-    pub(crate) const LIMIT: Duration = Duration::from_millis(4);
+    const LIMIT: Duration = Duration::from_millis(4);
 
     /// The patience of a thread that is inside of no gate. It begins to run out at the first wait.
     #[allow(clippy::new_without_default, reason = "a default is nothing that begins")]

@@ -41,6 +41,10 @@ pub struct Graph {
     order: Option<Arc<LaunchOrder>>,
 }
 
+/// How long the end of a capture waits for a launch on another thread: longer than a busy machine keeps that from its core.
+/// A launch on a queue that is full may wait for what this thread gives the device next.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// The name of a launch in the error of a capture, which refuses it.
 const LAUNCH: &str = "launching a graph";
 
@@ -103,8 +107,8 @@ impl LaunchOrder {
     }
 
     /// Ends the body of a capture on `stream`. `note` says whether it leaves memory over, which graphs of this order may
-    /// have used: its next use comes after their launches. Gives up after the patience of a call where `may_fail`, while
-    /// another thread's launch waits for its device.
+    /// have used: its next use comes after their launches. Gives up after a second where `may_fail`, while another
+    /// thread's launch waits for its device.
     pub(crate) fn end_body(
         &self,
         stream: &Stream,
@@ -112,7 +116,7 @@ impl LaunchOrder {
         note: impl FnOnce() -> bool,
     ) -> Result<()> {
         let mut last = match may_fail {
-            true => self.lock_within(Patience::LIMIT)?,
+            true => self.lock_within(PATIENCE)?,
             false => self.last.lock(),
         };
         let is_left = note();
@@ -137,7 +141,10 @@ impl LaunchOrder {
                 "capture again when fewer launches are queued",
                 "a capture cannot end while a launch of another graph of its graph pool waits for its device"
             );
-            backoff.snooze();
+            match backoff.is_completed() {
+                true => std::thread::sleep(Duration::from_micros(50)),
+                false => backoff.snooze(),
+            }
         }
     }
 }

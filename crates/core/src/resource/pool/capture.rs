@@ -115,8 +115,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Those of [`capture`](Self::capture), and [`ErrorKind::Capture`] while another thread launches a graph of the graph
-    /// pool on a stream whose queue is full.
+    /// Those of [`capture`](Self::capture), and [`ErrorKind::Capture`] where another thread launches a graph of the graph
+    /// pool on a stream whose queue is full for a second.
     #[track_caller]
     pub fn capture_in<U, R>(
         &self,

@@ -359,7 +359,7 @@ fn a_lost_device_launches_nothing_and_lets_go() {
 }
 
 #[test]
-fn the_end_of_a_capture_waits_for_a_launch_that_waits_for_a_moment_only() {
+fn the_end_of_a_capture_waits_for_a_launch_that_waits_for_a_second_only() {
     let (device, _) = device();
     let stream = device.new_stream().unwrap();
     let order = LaunchOrder::default();
