@@ -212,13 +212,18 @@ impl Graph {
     }
 
     /// Runs the captured work on `stream`. It runs after all that `stream` was given so far, and after all former
-    /// launches of this graph and of those of its [`GraphPool`](crate::mr::GraphPool). It also runs after all that the streams of the capture were given before they took part,
-    /// or were made to wait for in it. The host does not wait.
+    /// launches of this graph, and of those of its [`GraphPool`](crate::mr::GraphPool). It also runs after all that the
+    /// streams of the capture were given before they took part, or were made to wait for in it. The host does not wait.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::WrongDevice`] on a stream of another device, [`ErrorKind::Capture`] on a stream in capture, which
-    /// is not disturbed, [`ErrorKind::Asleep`] while the pool of the capture sleeps, and the errors of the driver call.
+    /// - [`ErrorKind::WrongDevice`] on a stream of another device.
+    /// - [`ErrorKind::Capture`] on a stream in capture, which is not disturbed. The same if the launch has to come after the
+    ///   last use of a vector that a graph of the same [`GraphPool`](crate::mr::GraphPool) had left, on a stream in capture.
+    /// - [`ErrorKind::InvalidArgument`] where the launch would write over a vector that another graph of the same
+    ///   [`GraphPool`](crate::mr::GraphPool) has left.
+    /// - [`ErrorKind::Asleep`] while the pool of the capture sleeps.
+    /// - [`ErrorKind::Forked`] in the child of a fork, and the errors of the driver call.
     ///
     /// # Safety
     ///

@@ -230,8 +230,11 @@ impl<U: DeviceResource + 'static> DeclaredCapture<'_, U> {
         let _held = defer_events();
         match &self.order {
             Some(order) => order.end_body(self.stream, may_fail, note),
-            // No other graph has its memory.
-            None => Ok(()),
+            // No other graph has its memory, so nothing of it needs an order.
+            None => {
+                note();
+                Ok(())
+            }
         }
     }
 
