@@ -68,7 +68,7 @@ ALIVE = {
     "a file that keeps a tag": """
         with aquifer.tag("weights"):
             made = aquifer.to_device(bytes(1000))
-        slept = aquifer.sleep("weights", keep="file")""",
+        slept = aquifer.sleep("weights", keep="file", folder=".")""",
     "a cycle": "made = [aquifer.to_device(b'abc')]; made.append(made)",
     "a cycle through a class": """
         class Holder:
