@@ -119,7 +119,7 @@ fn a_pool_falls_asleep_beside_no_collective_that_is_under_way() {
     assert!(begun.elapsed() < SOON && !pool.is_asleep());
     assert_eq!(kept.get(0).unwrap(), 7, "it is awake");
     ranks[1].all_reduce_in_place(&mut data[1], ReduceOp::Sum).unwrap();
-    // Complete in a moment, it is in nobody's way, though no rank has waited for it.
+    // A collective that completes in a moment refuses no sleep, though no rank has waited for it.
     sleep().unwrap();
     pool.wake().unwrap();
     assert_eq!((kept.get(99).unwrap(), data[0].get(9).unwrap()), (7, 3));

@@ -23,7 +23,7 @@ fn a_child_drops_a_pool_that_sleeps_and_takes_no_inherited_lock() {
     let stream = device.new_stream().unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Whoever forks finds the locks of sleeping pools taken, with nobody to release them.
+        // The child finds the locks of sleeping pools taken, and no thread there releases them.
         for _ in 0..2 {
             scope.spawn(|| {
                 let stream = device.new_stream().unwrap();

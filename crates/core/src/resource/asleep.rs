@@ -16,11 +16,11 @@ type DeviceKey = (BackendKind, u64);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static ASLEEP: Mutex<Vec<Asleep>> = Mutex::new(Vec::new());
 static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+/// Of those, the ones that stay until their memory is unmapped.
+static EXPORTS: AtomicUsize = AtomicUsize::new(0);
 static COLLECTIVES: Mutex<Vec<(DeviceKey, Weak<dyn Collectives>)>> = Mutex::new(Vec::new());
 /// How long a pool that falls asleep asks for collectives that are about to be complete.
 const BRIEFLY: Duration = Duration::from_millis(2);
-/// Of those, the ones that stay until their memory is unmapped.
-static EXPORTS: AtomicUsize = AtomicUsize::new(0);
 
 /// The addresses of one pool.
 #[derive(Debug)]
