@@ -43,6 +43,8 @@ pub mod guide;
 #[cfg(feature = "sim")]
 pub mod sim;
 
+#[doc(inline)]
+pub use aquifer_core::DeviceCopy;
 #[cfg(feature = "cuda")]
 #[doc(inline)]
 pub use aquifer_core::interop;

@@ -6,7 +6,7 @@ use aquifer_rs::allocator_api2::alloc::Allocator;
 use aquifer_rs::{
     MappedAlloc,
     pinned::{
-        CurrentPinned, HostBuffer, PinnedPool, PinnedResource, Registered, last_error,
+        CurrentPinned, HostBuffer, HostRead, PinnedPool, PinnedResource, Registered, last_error,
         set_current_pinned_resource,
     },
 };
@@ -108,13 +108,16 @@ pub(crate) fn deallocate(address: usize) -> Result<()> {
 struct RawBuffer(NonNull<u8>, usize);
 
 // SAFETY: `pin`'s caller keeps the memory in place until it is unpinned.
-unsafe impl HostBuffer for RawBuffer {
+unsafe impl HostRead for RawBuffer {
     type Item = u8;
 
     fn parts(&mut self) -> (NonNull<u8>, usize) {
         (self.0, self.1)
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for RawBuffer {}
 
 // SAFETY: a number here: nothing reads or writes through it.
 unsafe impl Send for RawBuffer {}

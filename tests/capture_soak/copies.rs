@@ -5,7 +5,11 @@ use crate::player::Player;
 use crate::shared::{Item, Pinned, Step, Stop};
 use crate::wakers;
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::{DeviceVec, LaunchConfig, Transfer, pinned::HostBuffer, transfer::TransferError};
+use aquifer::{
+    DeviceVec, LaunchConfig, Transfer,
+    pinned::{HostBuffer, HostRead},
+    transfer::TransferError,
+};
 
 /// How a transfer ends.
 #[derive(Clone, Copy, Debug)]
@@ -235,4 +239,4 @@ impl<'a> Player<'a> {
     }
 }
 
-type Buffers2<B> = (B, DeviceVec<<B as HostBuffer>::Item>);
+type Buffers2<B> = (B, DeviceVec<<B as HostRead>::Item>);

@@ -1,6 +1,6 @@
 //! Wakers that panic, and an executor of one future.
 
-use aquifer::{DeviceVec, Transfer, pinned::HostBuffer, transfer::TransferError};
+use aquifer::{DeviceVec, Transfer, pinned::HostRead, transfer::TransferError};
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,7 +10,7 @@ use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-type Ended<B> = Result<(B, DeviceVec<<B as HostBuffer>::Item>), TransferError<B>>;
+type Ended<B> = Result<(B, DeviceVec<<B as HostRead>::Item>), TransferError<B>>;
 
 /// Which of a waker's functions panics.
 #[derive(Clone, Copy, PartialEq)]
@@ -44,7 +44,7 @@ fn panic_in(data: *const (), function: Wrong) {
 }
 
 /// Polls with a waker that panics somewhere: `None` if the poll panicked.
-pub(crate) fn poll_wrongly<B: HostBuffer>(
+pub(crate) fn poll_wrongly<B: HostRead>(
     transfer: &mut Transfer<B>,
     waker: usize,
 ) -> Option<Option<Ended<B>>> {
@@ -67,7 +67,7 @@ impl Wake for Unpark {
 }
 
 /// Polls until it is ready. An old waker that panics when it is dropped may cost a poll.
-pub(crate) fn block_on<B: HostBuffer>(transfer: &mut Transfer<B>) -> Ended<B> {
+pub(crate) fn block_on<B: HostRead>(transfer: &mut Transfer<B>) -> Ended<B> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     loop {
         let poll = || Pin::new(&mut *transfer).poll(&mut Context::from_waker(&waker));

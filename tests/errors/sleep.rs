@@ -4,7 +4,7 @@ use crate::support::simulated;
 use crate::table::Table;
 use aquifer::ipc::IpcExport;
 use aquifer::mr::{CudaResource, Keep, SleepReport, StackText, VirtualResource};
-use aquifer::pinned::HostBuffer;
+use aquifer::pinned::{HostBuffer, HostRead};
 use aquifer::sim::SimConfig;
 use aquifer::{Device, DeviceVec, Error, PoolResource, Result, Stream};
 use std::os::unix::net::UnixStream;
@@ -29,7 +29,7 @@ fn filled(device: &Device) -> (Stream, Pool, DeviceVec<u8>) {
 struct Waking(Pool, Sender<Error>);
 
 // SAFETY: no bytes.
-unsafe impl HostBuffer for Waking {
+unsafe impl HostRead for Waking {
     type Item = u8;
 
     fn parts(&mut self) -> (NonNull<u8>, usize) {
@@ -37,6 +37,9 @@ unsafe impl HostBuffer for Waking {
         (NonNull::dangling(), 0)
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for Waking {}
 
 /// Sleeps that unmap one place of two, and do not bring it back.
 fn in_part(table: &mut Table) {

@@ -29,6 +29,7 @@ mod device_vec;
 mod device_vec_growth;
 mod device_vec_model;
 mod driver_resources;
+mod elements;
 mod fault_sources;
 mod foreign_streams;
 mod fresh_pages;
@@ -70,6 +71,7 @@ mod resources;
 mod retries;
 mod rmm_random;
 mod scopes;
+mod shared_sources;
 mod sibling_pools;
 mod sleep;
 #[path = "../support/spoil.rs"]

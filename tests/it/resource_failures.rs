@@ -10,7 +10,7 @@ use aquifer::{
         ArenaResource, AsyncResource, BinningResource, FixedSizeResource, ManagedResource,
         ResourceId, SystemResource, TrackingAdaptor,
     },
-    pinned::HostBuffer,
+    pinned::{HostBuffer, HostRead},
 };
 use log::Log;
 use std::ptr::NonNull;
@@ -438,13 +438,16 @@ struct Owner {
 }
 
 // SAFETY: the vector's own words, which stay where they are.
-unsafe impl HostBuffer for Owner {
+unsafe impl HostRead for Owner {
     type Item = u32;
 
     fn parts(&mut self) -> (NonNull<u32>, usize) {
         self.words.parts()
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for Owner {}
 
 impl Drop for Owner {
     fn drop(&mut self) {

@@ -7,7 +7,7 @@ use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, Device, DeviceVec, ErrorKind, PoolResource, Stream, Transfer,
-    pinned::{HostBuffer, PinnedPool, PinnedResource},
+    pinned::{HostBuffer, HostRead, PinnedPool, PinnedResource},
 };
 use std::sync::Arc;
 
@@ -126,13 +126,16 @@ fn drops_that_allocate_do_not_nest() {
     struct Asks(Vec<u8>, Stream, Arc<PoolResource<CudaResource>>);
 
     // SAFETY: the `Vec`'s own elements, which stay where they are.
-    unsafe impl HostBuffer for Asks {
+    unsafe impl HostRead for Asks {
         type Item = u8;
 
         fn parts(&mut self) -> (std::ptr::NonNull<u8>, usize) {
             self.0.parts()
         }
     }
+
+    // SAFETY: and writable.
+    unsafe impl HostBuffer for Asks {}
 
     impl Drop for Asks {
         fn drop(&mut self) {

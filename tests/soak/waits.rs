@@ -6,8 +6,9 @@ use crate::player::Player;
 use crate::random::Random;
 use crate::shared::{Alive, Current, Failure, Shared, Step, lock, unexpected};
 use aquifer::{
-    DeviceLayout, DeviceResource, Error, ErrorKind, PoolResource, Stream, mr::CallbackResource,
-    pinned::HostBuffer,
+    DeviceLayout, DeviceResource, Error, ErrorKind, PoolResource, Stream,
+    mr::CallbackResource,
+    pinned::{HostBuffer, HostRead},
 };
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -225,13 +226,16 @@ struct Buffer {
 }
 
 // SAFETY: the vector's elements, which stay where they are.
-unsafe impl HostBuffer for Buffer {
+unsafe impl HostRead for Buffer {
     type Item = u32;
 
     fn parts(&mut self) -> (NonNull<u32>, usize) {
         (NonNull::from(&mut *self.words).cast(), self.words.len())
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for Buffer {}
 
 impl Drop for Buffer {
     fn drop(&mut self) {

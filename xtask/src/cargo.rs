@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The optional features of the crate that are checked with the default ones.
-pub(crate) const OPTIONS: &str =
-    "--features=aquifer/sim,aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half";
+pub(crate) const OPTIONS: &str = "--features=aquifer/sim,aquifer/debug-log,aquifer/nvtx,aquifer/nvrtc,aquifer/half,aquifer/arrow,aquifer/bytes,aquifer/memmap2,aquifer/zerocopy";
 
 /// The crates of the library, each behind those that it imports.
 pub(crate) const CRATES: [&str; 14] = [

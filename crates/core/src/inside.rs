@@ -5,10 +5,9 @@
 
 use crate::container::{DeviceSlice, DeviceSliceMut};
 use crate::device::Device;
-use crate::driver::Driver;
+use crate::driver::{DeviceCopy, Driver};
 use crate::error::Result;
 use crate::stream::Stream;
-use bytemuck::Pod;
 
 pub use crate::container::device_vec::refuse_zero_sized;
 pub use crate::order::{CapturePolicy, MemoryUse};
@@ -98,13 +97,13 @@ pub trait ViewInside<'a> {
     fn memory_use(&self) -> MemoryUse<'a>;
 }
 
-impl<'a, T: Pod> ViewInside<'a> for DeviceSlice<'a, T> {
+impl<'a, T: DeviceCopy> ViewInside<'a> for DeviceSlice<'a, T> {
     fn memory_use(&self) -> MemoryUse<'a> {
         DeviceSlice::memory_use(self)
     }
 }
 
-impl<'a, T: Pod> ViewInside<'a> for DeviceSliceMut<'a, T> {
+impl<'a, T: DeviceCopy> ViewInside<'a> for DeviceSliceMut<'a, T> {
     fn memory_use(&self) -> MemoryUse<'a> {
         DeviceSliceMut::memory_use(self)
     }

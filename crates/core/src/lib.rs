@@ -53,6 +53,7 @@ pub use aquifer_sim as sim;
 #[doc(hidden)]
 pub use aquifer_sync as sync;
 
+pub use aquifer_driver::DeviceCopy;
 pub use aquifer_driver::error;
 pub use container::{
     DeviceBuffer, DeviceRead, DeviceScalar, DeviceSlice, DeviceSliceMut, DeviceVec, DeviceWrite,

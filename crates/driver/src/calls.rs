@@ -1,8 +1,9 @@
 //! The calls of a driver, in raw handles and addresses.
 
+use crate::arguments::RawArg;
 use crate::error::{DriverError, Error};
 use crate::ipc::IpcCalls;
-use crate::kernel::{Kernel, LaunchConfig, RawArg};
+use crate::kernel::{Kernel, LaunchConfig};
 use crate::peer::PeerCalls;
 use crate::properties::{BackendKind, DeviceProperties, MemoryInfo};
 use crate::raw::{
@@ -67,6 +68,8 @@ pub struct HostFlags {
     pub portable: bool,
     pub mapped: bool,
     pub write_combined: bool,
+    /// Of memory of the caller that the device only reads.
+    pub read_only: bool,
 }
 
 /// Whether a stream is in capture.

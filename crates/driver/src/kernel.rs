@@ -1,15 +1,13 @@
-//! Kernels in two forms, with their launches and arguments. One form is PTX or machine code for a GPU, and the other a
-//! host function for the simulated device.
+//! Kernels in two forms, with the grid of a launch. One form is PTX or machine code for a GPU, and the other a host
+//! function for the simulated device.
 
-use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::arguments::HostArgs;
+use crate::error::Result;
 use crate::impls::Count;
-use crate::sync::{Arc, OnceLock, trusted};
-use bytemuck::Pod;
+use crate::sync::{OnceLock, trusted};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
-use std::ops::Deref;
 
 /// The host form of a kernel. It runs on the simulated device in stream order, once for the whole
 /// grid, and may access only its arguments.
@@ -255,233 +253,14 @@ impl LaunchConfig {
     }
 }
 
-/// How a kernel accesses a buffer argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// Reads it.
-    Read,
-    /// Writes all of it, and does not read its former content.
-    Write,
-    /// Reads it and writes it, or writes parts of it.
-    ReadWrite,
-}
-
-impl Access {
-    /// The argument's noun, by the method of launches and of [`HostArgs`] that stands for it.
-    fn method(self) -> &'static str {
-        match self {
-            Self::Read => "a buffer by `input`",
-            Self::Write => "a buffer by `output`",
-            Self::ReadWrite => "a buffer by `in_out`",
-        }
-    }
-}
-
-/// The most bytes that all parameters of a kernel have, on the GPUs and drivers that take the most.
-const MOST_PARAMETER_BYTES: usize = 32_764;
-
-/// One argument of a launch, as a driver gets it.
-#[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "for the crates above alone")]
-pub enum RawArg {
-    /// The kernel gets the address. The length is for checks alone.
-    Buffer {
-        address: u64,
-        bytes: usize,
-        access: Access,
-    },
-    Scalar(ScalarBytes),
-}
-
-/// A value.
-#[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "for the crates above alone")]
-pub enum ScalarBytes {
-    Short { value: [u8; 16], bytes: usize },
-    Long(Arc<[u8]>),
-}
-
-impl Deref for ScalarBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Short { value, bytes } => &value[..*bytes],
-            Self::Long(value) => value,
-        }
-    }
-}
-
-impl RawArg {
-    /// The address of a buffer.
-    pub fn address(&self) -> Option<u64> {
-        match self {
-            Self::Buffer { address, .. } => Some(*address),
-            Self::Scalar(_) => None,
-        }
-    }
-
-    /// A pointer to the address or the value that a kernel gets.
-    #[cfg(feature = "cuda")]
-    #[doc(hidden)]
-    pub fn value(&self) -> *const u8 {
-        match self {
-            Self::Buffer { address, .. } => std::ptr::from_ref(address).cast(),
-            // The driver copies the bytes, and asks no alignment.
-            Self::Scalar(value) => value.as_ptr(),
-        }
-    }
-
-    #[doc(hidden)]
-    pub fn scalar<T: Pod>(value: T) -> Result<Self> {
-        let given = bytemuck::bytes_of(&value);
-        let bytes = given.len();
-        ensure!(
-            bytes <= MOST_PARAMETER_BYTES,
-            InvalidArgument,
-            "pass so much in a buffer",
-            "a scalar argument of {} was given, where all arguments of a kernel have {MOST_PARAMETER_BYTES} at most",
-            Count(bytes, "byte")
-        );
-        let mut value = [0; 16];
-        Ok(Self::Scalar(match value.get_mut(..bytes) {
-            Some(short) => {
-                short.copy_from_slice(given);
-                ScalarBytes::Short { value, bytes }
-            }
-            None => ScalarBytes::Long(given.into()),
-        }))
-    }
-}
-
-/// One argument of a host form, which is the memory itself.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "for the crates above alone")]
-pub enum HostArg<'a> {
-    Buffer { pointer: *mut u8, bytes: usize, access: Access },
-    Scalar(&'a [u8]),
-}
-
-/// The arguments of a host form, to be taken in the order of the entry's parameters.
-#[derive(Debug)]
-pub struct HostArgs<'a> {
-    /// The kernel's name, for errors.
-    entry: &'static str,
-    arguments: &'a [HostArg<'a>],
-    next: usize,
-    memory: PhantomData<&'a mut [u8]>,
-}
-
-impl<'a> HostArgs<'a> {
-    /// # Safety
-    ///
-    /// Each buffer is valid and initialised memory for `'a`, and no written one overlaps another
-    /// argument. No other code accesses the buffers meanwhile.
-    #[doc(hidden)]
-    pub unsafe fn new(entry: &'static str, arguments: &'a [HostArg<'a>]) -> Self {
-        Self { entry, arguments, next: 0, memory: PhantomData }
-    }
-
-    fn take(&mut self, wanted: &str) -> Result<HostArg<'a>> {
-        let count = self.arguments.len();
-        let Some(&argument) = self.arguments.get(self.next) else {
-            return Err(self.mismatch(wanted, &Count(count, "argument").to_string()));
-        };
-        Ok(argument)
-    }
-
-    fn buffer<T: Pod>(&mut self, wanted: Access) -> Result<(*mut T, usize)> {
-        let (size, method) = (size_of::<T>(), wanted.method());
-        let found = match self.take(method)? {
-            HostArg::Buffer { access, .. } if access != wanted => access.method().to_owned(),
-            HostArg::Buffer { pointer, bytes, .. }
-                if size == 0 || bytes % size != 0 || !pointer.cast::<T>().is_aligned() =>
-            {
-                let (bytes, element) = (Count(bytes, "byte"), std::any::type_name::<T>());
-                format!("a buffer of {bytes}, which is no slice of `{element}`")
-            }
-            HostArg::Buffer { pointer, bytes, .. } => {
-                self.next += 1;
-                return Ok((pointer.cast(), bytes / size));
-            }
-            HostArg::Scalar(value) => format!("a scalar of {}", Count(value.len(), "byte")),
-        };
-        Err(self.mismatch(method, &found))
-    }
-
-    /// The error of a next argument that the host form does not take.
-    fn mismatch(&mut self, wanted: &str, found: &str) -> Error {
-        self.next += 1;
-        let (entry, place) = (self.entry, self.next);
-        Error::new(
-            ErrorKind::InvalidArgument,
-            format!(
-                "the host form of {entry} takes {wanted} as argument {place}, counted from 1, and the \
-                 launch gave {found}"
-            ),
-        )
-        .with_advice("let the host form take what the launch gives, in its order")
-    }
-
-    /// The next argument, a buffer that the launch gave by `Launch::input`. Its bytes
-    /// are taken as elements of `T`, whatever the launch's type was.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
-    /// of such elements.
-    pub fn input<T: Pod>(&mut self) -> Result<&'a [T]> {
-        let (pointer, length) = self.buffer::<T>(Access::Read)?;
-        // SAFETY: valid, initialised and unwritten for `'a` by the contract of `new`; `buffer`
-        // checked length and alignment, and every bit pattern is a `T: Pod`.
-        Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
-    }
-
-    /// The next argument, a buffer that the launch gave by `Launch::output`. It is
-    /// taken as [`input`](Self::input) takes one. All of it counts as written, whatever the form writes.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
-    /// of such elements.
-    pub fn output<T: Pod>(&mut self) -> Result<&'a mut [T]> {
-        let (pointer, length) = self.buffer::<T>(Access::Write)?;
-        // SAFETY: valid, initialised and overlapped by no other argument for `'a` by the contract
-        // of `new`; each argument is taken once; `buffer` checked length and alignment.
-        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
-    }
-
-    /// The next argument, a buffer that the launch gave by `Launch::in_out`. It is
-    /// taken as [`input`](Self::input) takes one.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
-    /// of such elements.
-    pub fn in_out<T: Pod>(&mut self) -> Result<&'a mut [T]> {
-        let (pointer, length) = self.buffer::<T>(Access::ReadWrite)?;
-        // SAFETY: as in `output`.
-        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
-    }
-
-    /// The next argument, a value of the size of `T`.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidArgument`] if that argument is a buffer, or a scalar of another size.
-    pub fn scalar<T: Pod>(&mut self) -> Result<T> {
-        let wanted = format!("a scalar of {}", Count(size_of::<T>(), "byte"));
-        let found = match self.take(&wanted)? {
-            HostArg::Scalar(value) if value.len() == size_of::<T>() => {
-                self.next += 1;
-                return Ok(bytemuck::pod_read_unaligned(value));
-            }
-            HostArg::Scalar(value) => format!("one of {}", Count(value.len(), "byte")),
-            HostArg::Buffer { bytes, .. } => format!("a buffer of {}", Count(bytes, "byte")),
-        };
-        Err(self.mismatch(&wanted, &found))
-    }
-}
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_cover_their_elements() {
+        assert_eq!(LaunchConfig::for_elements(0).grid.0, 1);
+        assert_eq!(LaunchConfig::for_elements(257).grid.0, 2);
+        assert_eq!(LaunchConfig::for_elements(usize::MAX).grid.0, i32::MAX as u32);
+    }
+}

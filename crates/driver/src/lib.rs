@@ -13,6 +13,8 @@
 // Without the CUDA backend, parts that it alone uses are dead.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]
 
+pub mod arguments;
+mod device_copy;
 pub mod error;
 pub mod impls;
 pub mod kernel;
@@ -43,6 +45,7 @@ use aquifer_sync as sync;
 #[doc(hidden)]
 pub use libloading;
 
+pub use arguments::{Access, HostArgs, RawArg};
 pub use call_site::{CallSite, NoCallSite, OWN_CRATES, OwnFiles, Site};
 pub use calls::{
     AsideCalls, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, ErrorContext,
@@ -50,9 +53,10 @@ pub use calls::{
     PreferredLocation, RawCopy, RawFill, RawLaunch, RegionCalls, StreamCalls, StreamKeeper,
     VectorEvent, VectorType, WorkCalls, has_ended_capture,
 };
+pub use device_copy::DeviceCopy;
 pub use fork::{call_not_forked, is_forked_child, not_forked};
 pub use ipc::{AllocationKind, IpcBytes, IpcCalls, process_of};
-pub use kernel::{Access, HostArgs, HostForm, Kernel, KernelImage, LaunchConfig, RawArg};
+pub use kernel::{HostForm, Kernel, KernelImage, LaunchConfig};
 pub use peer::PeerCalls;
 pub use pool_end::DefaultPoolEnd;
 pub use properties::{BackendKind, DeviceProperties, MemoryInfo};

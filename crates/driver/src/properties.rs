@@ -61,6 +61,8 @@ pub struct DeviceProperties {
     pub map_host_memory: bool,
     /// Memory of the caller can be page-locked (`cuMemHostRegister`).
     pub host_register: bool,
+    /// Memory that is only read, such as a file that is mapped, can be page-locked.
+    pub read_only_host_register: bool,
     /// The NUMA node of the host that is nearest to the device. `None` if the driver does not tell.
     pub host_numa_node: Option<u32>,
     /// The device supports virtual memory management.
@@ -87,6 +89,7 @@ impl DeviceProperties {
             memory_pools: true,
             map_host_memory: true,
             host_register: true,
+            read_only_host_register: true,
             host_numa_node: None,
             virtual_memory: cfg!(target_os = "linux"),
             virtual_memory_descriptors: cfg!(target_os = "linux"),

@@ -202,7 +202,7 @@ unsafe impl<M: DeviceMemoryManager> MemoryManager for HostOnly<M> {
 
     unsafe fn mempin(&self, memory: NonNull<[u8]>, mapped: bool) -> Result<PinnedMemory> {
         not_forked("page-locked memory")?;
-        let flags = HostFlags { portable: true, mapped, write_combined: false };
+        let flags = HostFlags { portable: true, mapped, ..HostFlags::default() };
         // SAFETY: the caller's promise.
         let registered = unsafe { self.device.driver().host_register(memory, flags) };
         registered.with_context(|| {

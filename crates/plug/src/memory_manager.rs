@@ -22,7 +22,14 @@ pub struct HostAllocFlags {
 impl HostAllocFlags {
     /// Memory that is page-locked for the device's own context alone, and not mapped.
     pub const fn new() -> Self {
-        Self { flags: HostFlags { portable: false, mapped: false, write_combined: false } }
+        Self {
+            flags: HostFlags {
+                portable: false,
+                mapped: false,
+                write_combined: false,
+                read_only: false,
+            },
+        }
     }
 
     /// Whether the device can address it.

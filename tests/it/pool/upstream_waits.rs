@@ -5,7 +5,9 @@ use super::{MIB, allocate};
 use crate::support;
 use aquifer::{
     CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, PoolResource,
-    Result, Stream, mr::CallbackResource, pinned::HostBuffer,
+    Result, Stream,
+    mr::CallbackResource,
+    pinned::{HostBuffer, HostRead},
 };
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -135,13 +137,16 @@ struct Buffer {
 }
 
 // SAFETY: the vector's elements, which stay where they are.
-unsafe impl HostBuffer for Buffer {
+unsafe impl HostRead for Buffer {
     type Item = u8;
 
     fn parts(&mut self) -> (NonNull<u8>, usize) {
         (NonNull::from(&mut *self.bytes).cast(), self.bytes.len())
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for Buffer {}
 
 impl Drop for Buffer {
     fn drop(&mut self) {

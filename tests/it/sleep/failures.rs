@@ -4,7 +4,7 @@ use super::{MIB, Pool, asleep, assert_numbers, keeps, numbers, pool};
 use crate::log::Log;
 use crate::support;
 use aquifer::mr::{CudaResource, Keep, SleepOptions};
-use aquifer::pinned::HostBuffer;
+use aquifer::pinned::{HostBuffer, HostRead};
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{Device, DeviceVec, ErrorKind, Stream};
 use std::ptr::NonNull;
@@ -323,7 +323,7 @@ fn a_wake_that_cannot_be_undone_goes_on_with_what_is_mapped() {
 struct Nested(Vec<u8>, Pool, Stream);
 
 // SAFETY: the vector's own bytes.
-unsafe impl HostBuffer for Nested {
+unsafe impl HostRead for Nested {
     type Item = u8;
 
     fn parts(&mut self) -> (NonNull<u8>, usize) {
@@ -339,6 +339,9 @@ unsafe impl HostBuffer for Nested {
         (NonNull::from(&mut bytes[..]).cast(), bytes.len())
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for Nested {}
 
 #[test]
 fn a_callback_of_the_sleep_does_not_wait_for_it() {

@@ -4,7 +4,7 @@ use super::{MIB, Pool, assert_numbers, keeps, numbers, pool};
 use crate::device_lost::{End, end, ends};
 use crate::support;
 use aquifer::mr::Keep;
-use aquifer::pinned::HostBuffer;
+use aquifer::pinned::{HostBuffer, HostRead};
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{Device, DeviceVec, ErrorKind, Stream};
 use aquifer_core::resource::asleep::any_asleep;
@@ -145,7 +145,7 @@ fn a_device_that_is_lost_in_the_midst_of_it_leaves_no_entry() {
 struct Losing(Vec<u8>, Device, End);
 
 // SAFETY: the vector's own bytes.
-unsafe impl HostBuffer for Losing {
+unsafe impl HostRead for Losing {
     type Item = u8;
 
     fn parts(&mut self) -> (NonNull<u8>, usize) {
@@ -153,6 +153,9 @@ unsafe impl HostBuffer for Losing {
         (NonNull::from(&mut self.0[..]).cast(), self.0.len())
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for Losing {}
 
 #[test]
 fn a_device_that_is_lost_before_the_copies_leaves_no_entry() {

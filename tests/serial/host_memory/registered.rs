@@ -5,7 +5,7 @@ use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
     DeviceVec, ErrorKind,
-    pinned::{HostBuffer, PinnedResource, Registered},
+    pinned::{HostBuffer, HostRead, PinnedResource, Registered},
 };
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -33,13 +33,16 @@ impl Drop for Flagged {
 }
 
 // SAFETY: the vector's memory, which stays where it is until the owner is dropped.
-unsafe impl HostBuffer for Flagged {
+unsafe impl HostRead for Flagged {
     type Item = u32;
 
     fn parts(&mut self) -> (NonNull<u32>, usize) {
         self.numbers.parts()
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for Flagged {}
 
 fn goes_over_and_back<B: HostBuffer<Item = u32>>(owner: B) -> B {
     let device = support::device();

@@ -2,7 +2,7 @@
 
 use super::{alone, not_ready, pinned_vec, support};
 use allocator_api2::vec::Vec as AllocVec;
-use aquifer::pinned::{HostBuffer, PinnedPool, PinnedResource, Registered};
+use aquifer::pinned::{HostBuffer, HostRead, PinnedPool, PinnedResource, Registered};
 use aquifer::sim::SimConfig;
 use std::ptr::NonNull;
 use std::sync::mpsc::channel;
@@ -32,13 +32,16 @@ impl Drop for Thrower {
 }
 
 // SAFETY: the vector's memory, which stays where it is until the owner is dropped.
-unsafe impl HostBuffer for Thrower {
+unsafe impl HostRead for Thrower {
     type Item = u32;
 
     fn parts(&mut self) -> (NonNull<u32>, usize) {
         self.0.parts()
     }
 }
+
+// SAFETY: and writable.
+unsafe impl HostBuffer for Thrower {}
 
 #[test]
 fn a_subscriber_that_panics_is_in_no_growths_way() {

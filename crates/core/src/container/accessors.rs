@@ -158,10 +158,11 @@ macro_rules! container {
 }
 pub(super) use container;
 
-/// The copies to and from the host of a type that has `as_slice` and `as_device_slice_mut`.
+/// The copies to and from the host of a type that has `as_slice` and `as_device_slice_mut`. The generics of elements that
+/// are written come first, then those of elements that are read.
 macro_rules! host_copies {
-    ([$($generics:tt)*] $type:ty, $element:ty) => {
-        impl<$($generics)*> $type {
+    ([$($written:tt)*] [$($read:tt)*] $type:ty, $element:ty) => {
+        impl<$($written)*> $type {
             /// Overwrites all elements with a slice of the same length, complete when this returns.
             ///
             /// # Errors
@@ -176,7 +177,9 @@ macro_rules! host_copies {
                 let target = &mut $crate::container::view::DeviceWrite::as_device_slice_mut(self);
                 $crate::container::blocking::upload(source, target)
             }
+        }
 
+        impl<$($read)*> $type {
             /// Copies all elements into a slice of the same length, complete when this returns.
             ///
             /// # Errors

@@ -2,14 +2,13 @@
 
 use super::host_copy::same_length;
 use super::view::{DeviceSlice, DeviceSliceMut};
-use crate::driver::{ErrorContext, RawCopy};
+use crate::driver::{DeviceCopy, ErrorContext, RawCopy};
 use crate::error::Result;
 use crate::impls::Count;
 use crate::order::CapturePolicy;
-use bytemuck::Pod;
 
 /// Overwrites `target` with `source`, in the order of the target's home stream.
-pub(crate) fn copy<T: Pod>(
+pub(crate) fn copy<T: DeviceCopy>(
     source: &DeviceSlice<'_, T>,
     target: &mut DeviceSliceMut<'_, T>,
 ) -> Result<()> {

@@ -3,15 +3,14 @@
 use super::buffer::Buffer;
 use super::device_vec::DeviceVec;
 use super::split_block::SplitBlock;
-use crate::driver::not_forked;
+use crate::driver::{DeviceCopy, not_forked};
 use crate::error::{Error, ErrorKind, Refused, Result, SPLIT_ADVICE, ensure};
 use crate::impls::Count;
 use crate::split::{join_all, list_for};
 use crate::sync::Arc;
-use bytemuck::Pod;
 use std::marker::PhantomData;
 
-impl<T: Pod> DeviceVec<T> {
+impl<T: DeviceCopy> DeviceVec<T> {
     /// Splits it into vectors of `length` elements, as [`slice::chunks`] does. The last vector has the elements that
     /// are left over, and the spare capacity. Nothing is copied. An empty vector is one chunk.
     ///

@@ -5,12 +5,12 @@ use super::device_vec::DeviceVec;
 use super::growth::Growth;
 use super::host_copy::same_number;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut};
-use crate::driver::CallSite;
+use crate::driver::{CallSite, DeviceCopy};
 use crate::error::{Refused, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::DeviceResource;
 use crate::stream::Stream;
-use bytemuck::Pod;
+use bytemuck::AnyBitPattern;
 use std::marker::PhantomData;
 
 /// Untyped device memory of any size and alignment.
@@ -43,7 +43,7 @@ pub struct DeviceBuffer {
 }
 
 container!(DeviceBuffer, u8, bytes.buffer, bytes.length);
-host_copies!([] DeviceBuffer, u8);
+host_copies!([] [] DeviceBuffer, u8);
 
 impl DeviceBuffer {
     /// Moves the bytes into another block, or changes the size of theirs, perhaps.
@@ -87,7 +87,7 @@ impl DeviceBuffer {
         /// The errors of [`zeroed`](Self::zeroed), and [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice) if
         /// `stream` is of another device.
         pub fn zeroed_in(.., resource) {
-            Ok(Self { bytes: DeviceVec::filled::<Self>(stream, DeviceLayout::new(bytes)?, 0, resource)? })
+            Ok(Self { bytes: DeviceVec::filled_with_zeros::<Self>(stream, DeviceLayout::new(bytes)?, resource)? })
         }
 
         /// Zero bytes of a size and an alignment, which every later block of the buffer and of its
@@ -114,7 +114,7 @@ impl DeviceBuffer {
         ///
         /// The errors of [`with_layout`](Self::with_layout) and of [`zeroed_in`](Self::zeroed_in).
         pub fn with_layout_in(.., resource) {
-            Ok(Self { bytes: DeviceVec::filled::<Self>(stream, layout, 0, resource)? })
+            Ok(Self { bytes: DeviceVec::filled_with_zeros::<Self>(stream, layout, resource)? })
         }
 
         /// A copy of the host's `source`, complete when this returns. [`bytemuck::cast_slice`](https://docs.rs/bytemuck/1/bytemuck/fn.cast_slice.html) makes
@@ -149,7 +149,7 @@ impl DeviceBuffer {
         /// # Errors
         ///
         /// The errors of [`zeroed`](Self::zeroed) and of [`DeviceVec::copy_from`].
-        pub fn copy_of<T: Pod>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self>;
+        pub fn copy_of<T: DeviceCopy>(stream: &Stream, source: &impl DeviceRead<T>) -> Result<Self>;
         /// Like [`copy_of`](Self::copy_of), from `resource`.
         ///
         /// # Errors
@@ -330,7 +330,7 @@ impl DeviceBuffer {
     ///
     /// The errors of [`DeviceVec::copy_from`].
     #[track_caller]
-    pub fn copy_from<T: Pod>(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
+    pub fn copy_from<T: DeviceCopy>(&mut self, source: &impl DeviceRead<T>) -> Result<()> {
         let _site = CallSite::enter();
         let source = source.as_device_slice();
         same_number(self.len(), source.size_in_bytes(), "byte")?;
@@ -342,7 +342,7 @@ impl DeviceBuffer {
     /// # Errors
     ///
     /// The errors of [`into_vec`](Self::into_vec).
-    pub fn view<T: Pod>(&self) -> Result<DeviceSlice<'_, T>> {
+    pub fn view<T: DeviceCopy + AnyBitPattern>(&self) -> Result<DeviceSlice<'_, T>> {
         let length = self.bytes.length_as::<T>()?;
         Ok(DeviceSlice::new(&self.bytes.buffer, length))
     }
@@ -362,7 +362,7 @@ impl DeviceBuffer {
     /// # Errors
     ///
     /// The errors of [`into_vec`](Self::into_vec).
-    pub fn view_mut<T: Pod>(&mut self) -> Result<DeviceSliceMut<'_, T>> {
+    pub fn view_mut<T: DeviceCopy + AnyBitPattern>(&mut self) -> Result<DeviceSliceMut<'_, T>> {
         let length = self.bytes.length_as::<T>()?;
         Ok(DeviceSliceMut::new(&self.bytes.buffer, length))
     }
@@ -377,14 +377,14 @@ impl DeviceBuffer {
     /// [`ErrorKind::LengthMismatch`](crate::ErrorKind::LengthMismatch) if the bytes are no whole number of `T`s, and
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `T` has no size or wants more alignment
     /// than the memory has. The buffer comes back with the error.
-    pub fn into_vec<T: Pod>(self) -> Result<DeviceVec<T>, Refused<Self>> {
+    pub fn into_vec<T: DeviceCopy + AnyBitPattern>(self) -> Result<DeviceVec<T>, Refused<Self>> {
         let refused = |Refused { error, value: bytes }| Refused::new(error, Self { bytes });
         self.bytes.cast().map_err(refused)
     }
 }
 
 /// The vector's memory, with all of its capacity, as by RMM's `device_uvector::release`.
-impl<T: Pod> From<DeviceVec<T>> for DeviceBuffer {
+impl<T: DeviceCopy> From<DeviceVec<T>> for DeviceBuffer {
     fn from(vec: DeviceVec<T>) -> Self {
         let length = vec.size_in_bytes();
         Self { bytes: DeviceVec { buffer: vec.buffer, length, elements: PhantomData } }

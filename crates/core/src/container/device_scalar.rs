@@ -3,12 +3,12 @@
 use super::accessors::{constructors, container};
 use super::device_vec::DeviceVec;
 use super::view::DeviceRead;
-use crate::driver::CallSite;
+use crate::driver::{CallSite, DeviceCopy};
 use crate::error::{Error, ErrorKind, Refused, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::stream::Stream;
-use bytemuck::Pod;
+use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 
 /// One value of plain data in device memory, such as a kernel's counter, sum or flag.
 ///
@@ -41,14 +41,14 @@ use bytemuck::Pod;
 /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
 /// let flag = aquifer::DeviceScalar::new(&stream, true);
 /// ```
-pub struct DeviceScalar<T: Pod> {
+pub struct DeviceScalar<T: DeviceCopy> {
     /// A vector of exactly one element. No function here gives it out to be made longer or shorter.
     vec: DeviceVec<T>,
 }
 
-container!(DeviceScalar<T: Pod>, T, vec.buffer, vec.length);
+container!(DeviceScalar<T: DeviceCopy>, T, vec.buffer, vec.length);
 
-impl<T: Pod> DeviceScalar<T> {
+impl<T: DeviceCopy + NoUninit> DeviceScalar<T> {
     constructors! {
         /// A scalar of `value`, at home on `stream`, from the device's current resource. The host does not wait.
         ///
@@ -75,9 +75,15 @@ impl<T: Pod> DeviceScalar<T> {
         /// The errors of [`new`](Self::new), and [`ErrorKind::WrongDevice`] if `stream` is of another device.
         pub fn new_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
-            Ok(Self { vec: DeviceVec::filled::<Self>(stream, layout, value, resource)? })
+            let mut vec = DeviceVec::unwritten::<Self>(stream, layout, resource)?;
+            vec.fill(value)?;
+            Ok(Self { vec })
         }
+    }
+}
 
+impl<T: DeviceCopy + Zeroable> DeviceScalar<T> {
+    constructors! {
         /// A value whose bytes are all zero.
         ///
         /// # Errors
@@ -91,9 +97,13 @@ impl<T: Pod> DeviceScalar<T> {
         /// The errors of [`new_in`](Self::new_in).
         pub fn zeroed_in(.., resource) {
             let layout = DeviceLayout::array::<T>(1)?;
-            Ok(Self { vec: DeviceVec::filled::<Self>(stream, layout, T::zeroed(), resource)? })
+            Ok(Self { vec: DeviceVec::filled_with_zeros::<Self>(stream, layout, resource)? })
         }
+    }
+}
 
+impl<T: DeviceCopy> DeviceScalar<T> {
+    constructors! {
         /// A value that is not written yet.
         ///
         /// ```
@@ -135,7 +145,10 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// [`ErrorKind::Capture`] while home is in capture, on this thread or another, and the errors of the copy.
     #[track_caller]
-    pub fn value(&self) -> Result<T> {
+    pub fn value(&self) -> Result<T>
+    where
+        T: AnyBitPattern,
+    {
         let _site = CallSite::enter();
         self.vec.get(0)
     }
@@ -147,7 +160,10 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// The errors of [`DeviceVec::fill`].
     #[track_caller]
-    pub fn set_value(&mut self, value: T) -> Result<()> {
+    pub fn set_value(&mut self, value: T) -> Result<()>
+    where
+        T: NoUninit,
+    {
         let _site = CallSite::enter();
         self.vec.fill(value)
     }
@@ -158,9 +174,12 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// The errors of [`DeviceVec::fill`].
     #[track_caller]
-    pub fn set_to_zero(&mut self) -> Result<()> {
+    pub fn set_to_zero(&mut self) -> Result<()>
+    where
+        T: Zeroable,
+    {
         let _site = CallSite::enter();
-        self.vec.fill(T::zeroed())
+        self.vec.as_mut_slice().fill_with_zeros()
     }
 
     /// Overwrites the value with the one element of `source`, on this device or another, in home's order. The host does
@@ -222,7 +241,7 @@ impl<T: Pod> DeviceScalar<T> {
 }
 
 /// The vector's element, where it lies.
-impl<T: Pod> TryFrom<DeviceVec<T>> for DeviceScalar<T> {
+impl<T: DeviceCopy> TryFrom<DeviceVec<T>> for DeviceScalar<T> {
     type Error = Refused<DeviceVec<T>>;
 
     /// # Errors

@@ -5,7 +5,7 @@ use super::blocking;
 use super::buffer::{Buffer, kind_of};
 use super::growth::Growth;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, TwoSlicesMut, check_index, lengths};
-use crate::driver::CallSite;
+use crate::driver::{CallSite, DeviceCopy};
 use crate::error::{Error, ErrorKind, Refused, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
@@ -13,7 +13,7 @@ use crate::resource::{CudaResource, DeviceBlock, DeviceResource, ResourceHandle,
 use crate::stream::Stream;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
-use bytemuck::Pod;
+use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 
@@ -48,17 +48,17 @@ use std::ops::RangeBounds;
 /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
 /// let vec = aquifer::DeviceVec::<bool>::new(&stream);
 /// ```
-pub struct DeviceVec<T: Pod> {
+pub struct DeviceVec<T: DeviceCopy> {
     pub(super) buffer: Buffer,
     pub(super) length: usize,
     pub(super) elements: PhantomData<T>,
 }
 
-container!(DeviceVec<T: Pod>, T, buffer, length);
-lengths!([T: Pod] DeviceVec<T>, T, length);
-host_copies!([T: Pod] DeviceVec<T>, T);
+container!(DeviceVec<T: DeviceCopy>, T, buffer, length);
+lengths!([T: DeviceCopy] DeviceVec<T>, T, length);
+host_copies!([T: DeviceCopy + NoUninit] [T: DeviceCopy + AnyBitPattern] DeviceVec<T>, T);
 
-impl<T: Pod> DeviceVec<T> {
+impl<T: DeviceCopy> DeviceVec<T> {
     /// An empty vector with space for `layout`, to be a container `C`'s.
     fn allocate<C>(
         stream: &Stream,
@@ -81,14 +81,14 @@ impl<T: Pod> DeviceVec<T> {
         Ok(vec)
     }
 
-    pub(super) fn filled<C>(
+    /// Elements of the bytes zero, for a `T` whose zeros are a value.
+    pub(super) fn filled_with_zeros<C>(
         stream: &Stream,
         layout: DeviceLayout,
-        value: T,
         resource: ResourceHandle,
     ) -> Result<Self> {
         let mut vec = Self::unwritten::<C>(stream, layout, resource)?;
-        vec.fill(value)?;
+        vec.as_mut_slice().fill_with_zeros()?;
         Ok(vec)
     }
 
@@ -100,18 +100,6 @@ impl<T: Pod> DeviceVec<T> {
         let block = DeviceBlock::new(0, 0, 0);
         let buffer = Buffer::from_block(stream, block, align_of::<T>(), resource);
         Some(Self { buffer, length: 0, elements: PhantomData })
-    }
-
-    /// A vector with the elements of `source`, whose copy is complete when this returns.
-    pub(super) fn copy_of<C>(
-        stream: &Stream,
-        source: &[T],
-        resource: ResourceHandle,
-    ) -> Result<Self> {
-        let layout = DeviceLayout::array::<T>(source.len())?;
-        let mut vec = Self::unwritten::<C>(stream, layout, resource)?;
-        vec.copy_from_slice(source)?;
-        Ok(vec)
     }
 
     constructors! {
@@ -147,36 +135,6 @@ impl<T: Pod> DeviceVec<T> {
         /// another device.
         pub fn with_capacity_in(.., resource) {
             Self::allocate::<Self>(stream, DeviceLayout::array::<T>(capacity)?, resource)
-        }
-
-        /// `length` elements whose bytes are all zero.
-        ///
-        /// # Errors
-        ///
-        /// The errors of [`with_capacity`](Self::with_capacity).
-        pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
-        /// Like [`zeroed`](Self::zeroed), from `resource`.
-        ///
-        /// # Errors
-        ///
-        /// The errors of [`with_capacity_in`](Self::with_capacity_in).
-        pub fn zeroed_in(.., resource) {
-            Self::filled::<Self>(stream, DeviceLayout::array::<T>(length)?, T::zeroed(), resource)
-        }
-
-        /// A copy of `source`, complete when this returns.
-        ///
-        /// # Errors
-        ///
-        /// The errors of [`with_capacity`](Self::with_capacity), and those of the copy.
-        pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
-        /// Like [`from_slice`](Self::from_slice), from `resource`.
-        ///
-        /// # Errors
-        ///
-        /// The errors of [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
-        pub fn from_slice_in(.., resource) {
-            Self::copy_of::<Self>(stream, source, resource)
         }
 
         /// A vector of `length` elements that are not written yet. RMM's vector never writes them, since the first
@@ -317,7 +275,10 @@ impl<T: Pod> DeviceVec<T> {
     /// [`ErrorKind::OutOfBounds`], [`ErrorKind::Capture`] while home is in capture, on this thread or another, and the
     /// errors of the copy.
     #[track_caller]
-    pub fn get(&self, index: usize) -> Result<T> {
+    pub fn get(&self, index: usize) -> Result<T>
+    where
+        T: AnyBitPattern,
+    {
         let _site = CallSite::enter();
         check_index(index, self.length)?;
         let mut value = T::zeroed();
@@ -332,7 +293,10 @@ impl<T: Pod> DeviceVec<T> {
     /// [`ErrorKind::OutOfBounds`], [`ErrorKind::Capture`] while home is in capture, on this thread or another, and the
     /// errors of the copy.
     #[track_caller]
-    pub fn set(&mut self, index: usize, value: T) -> Result<()> {
+    pub fn set(&mut self, index: usize, value: T) -> Result<()>
+    where
+        T: NoUninit,
+    {
         let _site = CallSite::enter();
         check_index(index, self.length)?;
         blocking::upload(std::slice::from_ref(&value), &mut self.slice_mut(index..=index)?)
@@ -372,7 +336,10 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`ErrorKind::OutOfMemory`] if the allocator has no space, and the errors of the copy.
     #[track_caller]
-    pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>> {
+    pub fn to_vec_in<A: Allocator>(&self, allocator: A) -> Result<AllocVec<T, A>>
+    where
+        T: AnyBitPattern,
+    {
         let _site = CallSite::enter();
         self.as_slice().to_vec_in(allocator)
     }
@@ -466,7 +433,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`ErrorKind::InvalidArgument`] if `U` has no size or wants more alignment than the memory has, and
     /// [`ErrorKind::LengthMismatch`] if the bytes are no whole number of `U`s. The vector comes back with the error.
-    pub fn cast<U: Pod>(self) -> Result<DeviceVec<U>, Refused<Self>> {
+    pub fn cast<U: DeviceCopy + AnyBitPattern>(self) -> Result<DeviceVec<U>, Refused<Self>> {
         match self.length_as::<U>() {
             Ok(length) => Ok(DeviceVec { buffer: self.buffer, length, elements: PhantomData }),
             Err(error) => Err(Refused::new(error, self)),
@@ -474,7 +441,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// The number of elements of another type in the same bytes.
-    pub(super) fn length_as<U: Pod>(&self) -> Result<usize> {
+    pub(super) fn length_as<U>(&self) -> Result<usize> {
         refuse_zero_sized::<U>()?;
         let (bytes, size, alignment) = (self.size_in_bytes(), size_of::<U>(), align_of::<U>());
         let (element, address) = (std::any::type_name::<U>(), self.buffer.address());
@@ -494,6 +461,56 @@ impl<T: Pod> DeviceVec<T> {
             Count(alignment, "byte")
         );
         Ok(bytes / size)
+    }
+}
+
+impl<T: DeviceCopy + Zeroable> DeviceVec<T> {
+    constructors! {
+        /// `length` elements whose bytes are all zero.
+        ///
+        /// # Errors
+        ///
+        /// The errors of [`with_capacity`](Self::with_capacity).
+        pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
+        /// Like [`zeroed`](Self::zeroed), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// The errors of [`with_capacity_in`](Self::with_capacity_in).
+        pub fn zeroed_in(.., resource) {
+            Self::filled_with_zeros::<Self>(stream, DeviceLayout::array::<T>(length)?, resource)
+        }
+    }
+}
+
+impl<T: DeviceCopy + NoUninit> DeviceVec<T> {
+    /// A vector with the elements of `source`, whose copy is complete when this returns.
+    pub(super) fn copy_of<C>(
+        stream: &Stream,
+        source: &[T],
+        resource: ResourceHandle,
+    ) -> Result<Self> {
+        let layout = DeviceLayout::array::<T>(source.len())?;
+        let mut vec = Self::unwritten::<C>(stream, layout, resource)?;
+        vec.copy_from_slice(source)?;
+        Ok(vec)
+    }
+
+    constructors! {
+        /// A copy of `source`, complete when this returns.
+        ///
+        /// # Errors
+        ///
+        /// The errors of [`with_capacity`](Self::with_capacity), and those of the copy.
+        pub fn from_slice(stream: &Stream, source: &[T]) -> Result<Self>;
+        /// Like [`from_slice`](Self::from_slice), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// The errors of [`with_capacity_in`](Self::with_capacity_in), and those of the copy.
+        pub fn from_slice_in(.., resource) {
+            Self::copy_of::<Self>(stream, source, resource)
+        }
     }
 }
 

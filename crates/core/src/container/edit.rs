@@ -4,14 +4,13 @@ use super::blocking;
 use super::buffer::{Buffer, kind_of};
 use super::device_vec::DeviceVec;
 use super::view::DeviceSliceMut;
-use crate::driver::CallSite;
-use crate::driver::{ErrorContext, RawCopy};
+use crate::driver::{CallSite, DeviceCopy, ErrorContext, RawCopy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::DeviceLayout;
 use crate::order::CapturePolicy;
 use crate::resource::asleep::require_awake;
-use bytemuck::Pod;
+use bytemuck::NoUninit;
 
 /// The least part of its capacity by which a vector grows in place. Nothing is copied, so the part bounds the number of
 /// calls, which is some 90 for twice the capacity.
@@ -27,7 +26,7 @@ enum InPlace {
     NoMemory,
 }
 
-impl<T: Pod> DeviceVec<T> {
+impl<T: DeviceCopy> DeviceVec<T> {
     /// Makes space for `capacity`, and for no more, in home's order.
     fn reallocate(&mut self, capacity: usize) -> Result<()> {
         if self.grows_in_place(capacity)? == InPlace::Grown {
@@ -176,7 +175,10 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// The errors of [`reserve`](Self::reserve) and [`fill`](Self::fill). The vector is as long as it was then.
     #[track_caller]
-    pub fn resize(&mut self, length: usize, value: T) -> Result<()> {
+    pub fn resize(&mut self, length: usize, value: T) -> Result<()>
+    where
+        T: NoUninit,
+    {
         let _site = CallSite::enter();
         self.truncate(length);
         self.append(length - self.length, |mut added| added.fill(value))
@@ -205,7 +207,10 @@ impl<T: Pod> DeviceVec<T> {
     /// The errors of [`reserve`](Self::reserve) and [`copy_from_slice`](Self::copy_from_slice). The vector is as long
     /// as it was then.
     #[track_caller]
-    pub fn extend_from_slice(&mut self, source: &[T]) -> Result<()> {
+    pub fn extend_from_slice(&mut self, source: &[T]) -> Result<()>
+    where
+        T: NoUninit,
+    {
         let _site = CallSite::enter();
         self.append(source.len(), |mut added| blocking::upload(source, &mut added))
     }
@@ -216,7 +221,10 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// The errors of [`resize`](Self::resize), with [`ErrorKind::Capture`] while a capture on another thread has home.
     #[track_caller]
-    pub fn push(&mut self, value: T) -> Result<()> {
+    pub fn push(&mut self, value: T) -> Result<()>
+    where
+        T: NoUninit,
+    {
         let _site = CallSite::enter();
         self.resize(self.required_length(1)?, value)
     }

@@ -2,14 +2,13 @@
 
 use super::device_vec::DeviceVec;
 use super::view::DeviceSliceMut;
-use crate::driver::CallSite;
-use crate::driver::{ErrorContext, FillWord, RawFill};
+use crate::driver::{CallSite, DeviceCopy, ErrorContext, FillWord, RawFill};
 use crate::error::Result;
 use crate::impls::Count;
 use crate::order::CapturePolicy;
-use bytemuck::Pod;
+use bytemuck::NoUninit;
 
-impl<T: Pod> DeviceVec<T> {
+impl<T: DeviceCopy + NoUninit> DeviceVec<T> {
     /// Overwrites all elements with `value`, in the order of the home stream. The host does not wait.
     ///
     /// A value of 1, 2 or 4 bytes takes one driver call, and so does one that repeats such a word, such as all zeros.
@@ -26,7 +25,7 @@ impl<T: Pod> DeviceVec<T> {
     }
 }
 
-impl<T: Pod> DeviceSliceMut<'_, T> {
+impl<T: DeviceCopy + NoUninit> DeviceSliceMut<'_, T> {
     /// Overwrites all elements with `value`. See [`DeviceVec::fill`].
     ///
     /// # Errors
@@ -35,17 +34,24 @@ impl<T: Pod> DeviceSliceMut<'_, T> {
     #[track_caller]
     pub fn fill(&mut self, value: T) -> Result<()> {
         let _site = CallSite::enter();
-        self.enqueue_fill(value)
+        self.enqueue_fill(bytemuck::bytes_of(&value))
+    }
+}
+
+impl<T: DeviceCopy> DeviceSliceMut<'_, T> {
+    /// Overwrites all bytes with zero, for a `T` whose zeros are a value.
+    pub(super) fn fill_with_zeros(&mut self) -> Result<()> {
+        self.enqueue_fill(&[0])
     }
 
-    /// Enqueues the fill. An error names the place in the crate, not the caller's.
-    fn enqueue_fill(&mut self, value: T) -> Result<()> {
+    /// Enqueues a fill with a pattern that fits whole times into the view. An error names the place in the crate, not the
+    /// caller's.
+    fn enqueue_fill(&mut self, pattern: &[u8]) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
         let device = self.home().device();
         let call = self.memory_use().order_on(self.home(), CapturePolicy::Join)?;
-        let pattern = bytemuck::bytes_of(&value);
         for step in steps(pattern, self.as_device_ptr(), self.size_in_bytes()) {
             let Step { offset, stride, word, count } = step;
             let fill =

@@ -1,12 +1,11 @@
 //! The calls that enqueue a copy, for every form of transfer.
 
 use super::view::{DeviceSlice, DeviceSliceMut};
-use crate::driver::{ErrorContext, RawCopy};
+use crate::driver::{DeviceCopy, ErrorContext, RawCopy};
 use crate::error::{Result, ensure};
 use crate::impls::Count;
 use crate::order::{CapturePolicy, MemoryUse};
 use crate::stream::{Patience, Stream, StreamCall};
-use bytemuck::Pod;
 
 pub(crate) fn same_length(target: usize, source: usize) -> Result<()> {
     same_number(target, source, "element")
@@ -55,7 +54,7 @@ fn begin_copy<'s>(
 ///
 /// `source` is valid for reads, and the host does not write or free it, until `stream` has passed this
 /// call.
-pub(crate) unsafe fn to_device<'s, T: Pod>(
+pub(crate) unsafe fn to_device<'s, T: DeviceCopy>(
     stream: &'s Stream,
     target: &mut DeviceSliceMut<'_, T>,
     source: *const [T],
@@ -77,7 +76,7 @@ pub(crate) unsafe fn to_device<'s, T: Pod>(
 ///
 /// `target` is valid for writes, and the host does not touch or free it, until `stream` has passed this
 /// call.
-pub(crate) unsafe fn to_host<'s, T: Pod>(
+pub(crate) unsafe fn to_host<'s, T: DeviceCopy>(
     stream: &'s Stream,
     source: &DeviceSlice<'_, T>,
     target: *mut [T],

@@ -1,13 +1,14 @@
 //! Launching a kernel on vectors.
 
 use super::view::{DeviceRead, DeviceWrite};
-use crate::driver::CallSite;
-use crate::driver::{Access, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunch};
+use crate::driver::{
+    Access, CallSite, DeviceCopy, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunch,
+};
 use crate::error::Result;
 use crate::order::CapturePolicy;
 use crate::resource::asleep::require_awake;
 use crate::stream::Stream;
-use bytemuck::Pod;
+use bytemuck::NoUninit;
 
 /// A kernel with its arguments, about to be launched on a stream. From [`Stream::launch`].
 ///
@@ -91,7 +92,7 @@ impl<'a> Launch<'a> {
     ///   memory's home stream, or where one of the two is in a capture that the other cannot join.
     /// - The errors of the driver.
     #[track_caller]
-    pub fn input<T: Pod>(self, data: &'a impl DeviceRead<T>) -> Result<Self> {
+    pub fn input<T: DeviceCopy>(self, data: &'a impl DeviceRead<T>) -> Result<Self> {
         let _site = CallSite::enter();
         let slice = data.as_device_slice();
         slice.memory_use().order_on(self.stream, CapturePolicy::Join)?;
@@ -104,7 +105,7 @@ impl<'a> Launch<'a> {
     ///
     /// The errors of [`input`](Self::input).
     #[track_caller]
-    pub fn output<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
+    pub fn output<T: DeviceCopy>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
         let _site = CallSite::enter();
         self.arg_mut(data, Access::Write)
     }
@@ -115,25 +116,73 @@ impl<'a> Launch<'a> {
     ///
     /// The errors of [`input`](Self::input).
     #[track_caller]
-    pub fn in_out<T: Pod>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
+    pub fn in_out<T: DeviceCopy>(self, data: &'a mut impl DeviceWrite<T>) -> Result<Self> {
         let _site = CallSite::enter();
         self.arg_mut(data, Access::ReadWrite)
     }
 
-    fn arg_mut<T: Pod>(self, data: &'a mut impl DeviceWrite<T>, access: Access) -> Result<Self> {
+    fn arg_mut<T: DeviceCopy>(
+        self,
+        data: &'a mut impl DeviceWrite<T>,
+        access: Access,
+    ) -> Result<Self> {
         let slice = data.as_device_slice_mut();
         slice.memory_use().order_on(self.stream, CapturePolicy::Join)?;
         Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), access))
     }
 
-    /// A number or a structure, which the kernel gets by value. A driver takes 4,096 bytes of arguments in all, and
-    /// 32,764 from CUDA 12.1 on.
+    /// A number or a structure without padding, which the kernel gets by value. A driver takes 4,096 bytes of arguments
+    /// in all, and 32,764 from CUDA 12.1 on.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if it is larger.
-    pub fn scalar<T: Pod>(mut self, value: T) -> Result<Self> {
+    pub fn scalar<T: NoUninit>(mut self, value: T) -> Result<Self> {
         self.arguments.push(RawArg::scalar(value)?);
+        Ok(self)
+    }
+
+    /// A structure that may have padding, which the kernel gets by value. The host form takes it by
+    /// [`HostArgs::param`](crate::HostArgs::param), as the same type.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceCopy, DeviceVec, HostArgs, Kernel, LaunchConfig};
+    ///
+    /// #[derive(Clone, Copy)]
+    /// #[repr(C)]
+    /// struct Params {
+    ///     count: u32, // and four bytes of padding
+    ///     factor: f64,
+    /// }
+    /// // SAFETY: two numbers, without pointers.
+    /// unsafe impl DeviceCopy for Params {}
+    ///
+    /// static SCALE: Kernel = Kernel::new(
+    ///     "scale",
+    ///     // With `struct Params { unsigned count; double factor; }` in CUDA C++.
+    ///     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/kernels/scale.ptx")),
+    ///     |_: &LaunchConfig, mut args: HostArgs<'_>| {
+    ///         let (data, params) = (args.in_out::<f64>()?, args.param::<Params>()?);
+    ///         data[..params.count as usize].iter_mut().for_each(|value| *value *= params.factor);
+    ///         Ok(())
+    ///     },
+    /// );
+    ///
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
+    /// let mut data = DeviceVec::from_slice(&stream, &[1.0, 2.0, 3.0])?;
+    /// let launch = stream.launch(&SCALE).in_out(&mut data)?;
+    /// let launch = launch.param(Params { count: 2, factor: 0.5 })?;
+    /// // SAFETY: the kernel touches the first 2 elements of `data` alone.
+    /// unsafe { launch.launch(LaunchConfig::for_elements(2))? };
+    /// assert_eq!(data.to_vec()?, [0.5, 1.0, 3.0]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`scalar`](Self::scalar).
+    pub fn param<T: DeviceCopy + Send + Sync>(mut self, value: T) -> Result<Self> {
+        self.arguments.push(RawArg::param(value)?);
         Ok(self)
     }
 

@@ -22,7 +22,11 @@ mod parts;
 mod split_block;
 pub(crate) mod stopped;
 mod view;
+#[cfg(feature = "zerocopy")]
+mod zerocopy;
 
+#[cfg(feature = "zerocopy")]
+pub use self::zerocopy::Zerocopy;
 pub use crate::order::StreamRef;
 pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;

@@ -1,10 +1,9 @@
 //! Guards, which are device memory on a stream that is ordered for its use.
 
 use super::view::{DeviceSlice, DeviceSliceMut, lengths};
-use crate::driver::CallSite;
+use crate::driver::{CallSite, DeviceCopy};
 use crate::error::Result;
 use crate::order::{CapturePolicy, StreamRef};
-use bytemuck::Pod;
 use std::fmt;
 
 /// Device memory to read on a stream, from [`DeviceVec::on`](crate::DeviceVec::on).
@@ -23,7 +22,7 @@ use std::fmt;
 /// vec.fill(0)?; // in home's order, after that work
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-pub struct On<'a, T: Pod, S> {
+pub struct On<'a, T: DeviceCopy, S> {
     slice: DeviceSlice<'a, T>,
     stream: &'a S,
 }
@@ -32,14 +31,14 @@ pub struct On<'a, T: Pod, S> {
 ///
 /// It is like [`On`], but the home stream will wait for this stream before it touches the memory at all. With cudarc,
 /// `&mut guard` is a kernel argument for that stream.
-pub struct OnMut<'a, T: Pod, S> {
+pub struct OnMut<'a, T: DeviceCopy, S> {
     slice: DeviceSliceMut<'a, T>,
     stream: &'a S,
 }
 
 macro_rules! guard {
     ($name:ident, $slice:ident) => {
-        impl<'a, T: Pod, S: StreamRef> $name<'a, T, S> {
+        impl<'a, T: DeviceCopy, S: StreamRef> $name<'a, T, S> {
             pub(super) fn new(slice: $slice<'a, T>, stream: &'a S) -> Result<Self> {
                 slice.memory_use().order_on(stream, CapturePolicy::Join)?;
                 Ok(Self { slice, stream })
@@ -60,9 +59,9 @@ macro_rules! guard {
             }
         }
 
-        lengths!([T: Pod, S] $name<'_, T, S>, T, slice.length);
+        lengths!([T: DeviceCopy, S] $name<'_, T, S>, T, slice.length);
 
-        impl<T: Pod, S> fmt::Debug for $name<'_, T, S> {
+        impl<T: DeviceCopy, S> fmt::Debug for $name<'_, T, S> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_tuple(stringify!($name)).field(&self.slice).finish()
             }
@@ -72,7 +71,7 @@ macro_rules! guard {
 guard!(On, DeviceSlice);
 guard!(OnMut, DeviceSliceMut);
 
-impl<'a, T: Pod> DeviceSlice<'a, T> {
+impl<'a, T: DeviceCopy> DeviceSlice<'a, T> {
     /// The view, to be read on `stream`, which waits for the home stream. The home stream waits for `stream` before it
     /// writes or frees the memory.
     ///
@@ -86,7 +85,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     }
 }
 
-impl<T: Pod> DeviceSliceMut<'_, T> {
+impl<T: DeviceCopy> DeviceSliceMut<'_, T> {
     /// The view, to be read on `stream` as by [`DeviceSlice::on`].
     ///
     /// # Errors

@@ -2,14 +2,13 @@
 
 use super::buffer::Buffer;
 use super::device_vec::{DeviceVec, refuse_zero_sized};
-use crate::driver::CallSite;
+use crate::driver::{CallSite, DeviceCopy};
 use crate::error::{Refused, Result, ensure};
 use crate::impls::Count;
 use crate::layout::DEFAULT_ALIGNMENT;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use bytemuck::Pod;
 use std::marker::PhantomData;
 
 /// The advice of a refusal that drops the parts.
@@ -17,7 +16,7 @@ const LEAKED: &str = "the parts were dropped with the error, and the memory is l
 
 type Parts = (Stream, DeviceBlock, usize, Arc<dyn DeviceResource>);
 
-impl<T: Pod> DeviceVec<T> {
+impl<T: DeviceCopy> DeviceVec<T> {
     /// Takes the vector apart without freeing its memory. The parts are the home stream, the memory, the number of
     /// elements, and the resource that the memory came from and goes back to. The stream is ordered after all use so
     /// far. A drop of the parts leaks the memory.

@@ -1,11 +1,11 @@
 //! Views of device memory, and the traits of memory to read and to write.
 
 use super::buffer::Buffer;
+use crate::driver::DeviceCopy;
 use crate::error::{Error, ErrorKind, Result, SPLIT_ADVICE, ensure};
 use crate::impls::Count;
 use crate::order::MemoryUse;
 use crate::stream::Stream;
-use bytemuck::Pod;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
@@ -37,7 +37,7 @@ pub(crate) use lengths;
 ///
 /// Its home stream is the vector's, and a use of either is a use of the other.
 #[derive(Clone, Copy)]
-pub struct DeviceSlice<'a, T: Pod> {
+pub struct DeviceSlice<'a, T: DeviceCopy> {
     buffer: &'a Buffer,
     /// Inside of the buffer.
     address: u64,
@@ -48,7 +48,7 @@ pub struct DeviceSlice<'a, T: Pod> {
 /// A mutably borrowed range of a [`DeviceVec`](crate::DeviceVec), like `&mut [T]` on the device.
 ///
 /// Its home stream is the vector's, and a use of either is a use of the other.
-pub struct DeviceSliceMut<'a, T: Pod> {
+pub struct DeviceSliceMut<'a, T: DeviceCopy> {
     buffer: &'a Buffer,
     /// Inside of the buffer.
     address: u64,
@@ -61,9 +61,9 @@ pub(super) type TwoSlicesMut<'a, T> = (DeviceSliceMut<'a, T>, DeviceSliceMut<'a,
 
 macro_rules! view {
     ($name:ident, $writes:literal) => {
-        lengths!(['a, T: Pod] $name<'a, T>, T, length);
+        lengths!(['a, T: DeviceCopy] $name<'a, T>, T, length);
 
-        impl<'a, T: Pod> $name<'a, T> {
+        impl<'a, T: DeviceCopy> $name<'a, T> {
             pub(super) fn new(buffer: &'a Buffer, length: usize) -> Self {
                 Self { buffer, address: buffer.address(), length, elements: PhantomData }
             }
@@ -97,9 +97,9 @@ macro_rules! view {
             }
         }
 
-        impl<T: Pod> Sealed for $name<'_, T> {}
+        impl<T: DeviceCopy> Sealed for $name<'_, T> {}
 
-        impl<T: Pod> fmt::Debug for $name<'_, T> {
+        impl<T: DeviceCopy> fmt::Debug for $name<'_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($name))
                     .field("element", &format_args!("{}", std::any::type_name::<T>()))
@@ -166,7 +166,7 @@ pub(super) fn check_index(index: usize, length: usize) -> Result<()> {
         .with_advice("give an index below the length, or a longer vector"))
 }
 
-impl<'a, T: Pod> DeviceSlice<'a, T> {
+impl<'a, T: DeviceCopy> DeviceSlice<'a, T> {
     /// The same memory as bytes. Plain data has no other bytes.
     pub(super) fn as_bytes(&self) -> DeviceSlice<'a, u8> {
         let Self { buffer, address, .. } = *self;
@@ -184,7 +184,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     }
 }
 
-impl<'a, T: Pod> DeviceSliceMut<'a, T> {
+impl<'a, T: DeviceCopy> DeviceSliceMut<'a, T> {
     /// A view of the same memory, to read.
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {
         let Self { buffer, address, length, .. } = *self;
@@ -257,30 +257,30 @@ mod sealed {
 pub(super) use sealed::Sealed;
 
 /// Device memory to read, which is a container or a view of one.
-pub trait DeviceRead<T: Pod>: Sealed {
+pub trait DeviceRead<T: DeviceCopy>: Sealed {
     /// The whole of it, to read.
     fn as_device_slice(&self) -> DeviceSlice<'_, T>;
 }
 
 /// Device memory to write, which is a container or a mutable view of one.
-pub trait DeviceWrite<T: Pod>: DeviceRead<T> {
+pub trait DeviceWrite<T: DeviceCopy>: DeviceRead<T> {
     /// The whole of it, to read and write.
     fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T>;
 }
 
-impl<T: Pod> DeviceRead<T> for DeviceSlice<'_, T> {
+impl<T: DeviceCopy> DeviceRead<T> for DeviceSlice<'_, T> {
     fn as_device_slice(&self) -> DeviceSlice<'_, T> {
         *self
     }
 }
 
-impl<T: Pod> DeviceRead<T> for DeviceSliceMut<'_, T> {
+impl<T: DeviceCopy> DeviceRead<T> for DeviceSliceMut<'_, T> {
     fn as_device_slice(&self) -> DeviceSlice<'_, T> {
         self.as_slice()
     }
 }
 
-impl<T: Pod> DeviceWrite<T> for DeviceSliceMut<'_, T> {
+impl<T: DeviceCopy> DeviceWrite<T> for DeviceSliceMut<'_, T> {
     fn as_device_slice_mut(&mut self) -> DeviceSliceMut<'_, T> {
         self.reborrow()
     }

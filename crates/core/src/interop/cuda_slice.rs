@@ -2,15 +2,14 @@
 
 use crate::container::{DeviceVec, refuse_zero_sized};
 use crate::device::Device;
-use crate::driver::ErrorContext;
 use crate::driver::cuda::restoring;
+use crate::driver::{DeviceCopy, ErrorContext};
 use crate::error::{DriverError, Refused, Result, ensure};
 use crate::layout::DeviceLayout;
 use crate::resource::{DeviceBlock, DeviceResource, cuda, current_device_resource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use crate::sync::trusted::{AtomicBool, Ordering};
-use bytemuck::Pod;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
 /// The resource of a vector that was a `CudaSlice`. Its first block is cudarc's, and is freed as cudarc would free it.
@@ -70,7 +69,7 @@ fn try_events(context: &Arc<CudaContext>) -> Result<()> {
         .with_context(|| "making cudarc's events")
 }
 
-impl<T: Pod> DeviceVec<T> {
+impl<T: DeviceCopy> DeviceVec<T> {
     /// Takes cudarc's slice over, at home on the slice's stream. The memory is freed as cudarc would free it. Growth
     /// takes memory from the device's current resource.
     ///

@@ -2,12 +2,11 @@
 
 use crate::container::{DeviceSlice, DeviceSliceMut, DeviceVec, On, OnMut, StreamRef};
 use crate::device::Device;
-use crate::driver::RawStream;
+use crate::driver::{DeviceCopy, RawStream};
 use crate::error::Result;
 use crate::order::{MemoryUse, UnknownStream};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use bytemuck::Pod;
 use cudarc::driver::{
     CudaStream, DevicePtr, DevicePtrMut, DeviceSlice as CudarcSlice, LaunchArgs, PushKernelArg,
     SyncOnDrop,
@@ -29,7 +28,7 @@ use std::fmt;
 ///     launch.arg(argument);
 /// }
 /// ```
-pub struct CudaRef<'a, T: Pod> {
+pub struct CudaRef<'a, T: DeviceCopy> {
     slice: DeviceSlice<'a, T>,
     home: &'a Arc<CudaStream>,
 }
@@ -37,12 +36,12 @@ pub struct CudaRef<'a, T: Pod> {
 /// Device memory to read and write, for cudarc. From [`DeviceVec::cuda_mut`].
 ///
 /// It is like [`CudaRef`], and a `DevicePtrMut`.
-pub struct CudaMut<'a, T: Pod> {
+pub struct CudaMut<'a, T: DeviceCopy> {
     slice: DeviceSliceMut<'a, T>,
     home: &'a Arc<CudaStream>,
 }
 
-impl<T: Pod> DeviceVec<T> {
+impl<T: DeviceCopy> DeviceVec<T> {
     /// The vector, to read, for cudarc's functions.
     ///
     /// ```no_run
@@ -111,7 +110,7 @@ fn order<'s>(memory: MemoryUse<'_>, stream: &'s CudaStream) -> SyncOnDrop<'s> {
 
 macro_rules! cudarc_slice {
     ($name:ident, $slice:ident, $make:ident) => {
-        impl<'a, T: Pod> $slice<'a, T> {
+        impl<'a, T: DeviceCopy> $slice<'a, T> {
             /// The view, for cudarc's functions.
             ///
             /// # Errors
@@ -122,7 +121,7 @@ macro_rules! cudarc_slice {
             }
         }
 
-        impl<T: Pod> CudarcSlice<T> for $name<'_, T> {
+        impl<T: DeviceCopy> CudarcSlice<T> for $name<'_, T> {
             fn len(&self) -> usize {
                 self.slice.len()
             }
@@ -132,7 +131,7 @@ macro_rules! cudarc_slice {
             }
         }
 
-        impl<T: Pod> fmt::Debug for $name<'_, T> {
+        impl<T: DeviceCopy> fmt::Debug for $name<'_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_tuple(stringify!($name)).field(&self.slice).finish()
             }
@@ -142,26 +141,26 @@ macro_rules! cudarc_slice {
 cudarc_slice!(CudaRef, DeviceSlice, cuda);
 cudarc_slice!(CudaMut, DeviceSliceMut, cuda_mut);
 
-impl<T: Pod> DevicePtr<T> for CudaRef<'_, T> {
+impl<T: DeviceCopy> DevicePtr<T> for CudaRef<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
         (self.slice.as_device_ptr(), order(self.slice.memory_use(), stream))
     }
 }
 
-impl<T: Pod> DevicePtr<T> for CudaMut<'_, T> {
+impl<T: DeviceCopy> DevicePtr<T> for CudaMut<'_, T> {
     fn device_ptr<'s>(&'s self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
         (self.slice.as_device_ptr(), order(self.slice.as_slice().memory_use(), stream))
     }
 }
 
-impl<T: Pod> DevicePtrMut<T> for CudaMut<'_, T> {
+impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
     fn device_ptr_mut<'s>(&'s mut self, stream: &'s CudaStream) -> (u64, SyncOnDrop<'s>) {
         (self.slice.as_device_ptr(), order(self.slice.memory_use(), stream))
     }
 }
 
 // SAFETY: pushes the address of the memory, which the guard keeps alive for the launch.
-unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod, S: StreamRef> PushKernelArg<&'b On<'c, T, S>>
+unsafe impl<'a, 'b: 'a, 'c: 'b, T: DeviceCopy, S: StreamRef> PushKernelArg<&'b On<'c, T, S>>
     for LaunchArgs<'a>
 {
     fn arg(&mut self, guard: &'b On<'c, T, S>) -> &mut Self {
@@ -170,7 +169,7 @@ unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod, S: StreamRef> PushKernelArg<&'b On<'c, T
 }
 
 // SAFETY: as above.
-unsafe impl<'a, 'b: 'a, 'c: 'b, T: Pod, S: StreamRef> PushKernelArg<&'b mut OnMut<'c, T, S>>
+unsafe impl<'a, 'b: 'a, 'c: 'b, T: DeviceCopy, S: StreamRef> PushKernelArg<&'b mut OnMut<'c, T, S>>
     for LaunchArgs<'a>
 {
     fn arg(&mut self, guard: &'b mut OnMut<'c, T, S>) -> &mut Self {

@@ -1,15 +1,16 @@
-//! Buffers of the host that transfers own and that can be page-locked.
+//! Buffers of the host that transfers own and write, and that can be page-locked.
 
-use bytemuck::Pod;
+use super::host_read::HostRead;
+use crate::driver::DeviceCopy;
 use std::ptr::NonNull;
 
-/// Memory on the host that can be page-locked where it lies.
+/// Memory on the host that downloads write, and that can be page-locked where it lies.
 ///
 /// `Vec` and `Box<[T]>` of any allocator implement it. An owner of memory of another kind, such as a mapped file,
 /// implements it by the address and the length of the memory that it owns:
 ///
 /// ```
-/// use aquifer::{Device, pinned::{HostBuffer, Registered}};
+/// use aquifer::{Device, pinned::{HostBuffer, HostRead, Registered}};
 /// use std::ptr::NonNull;
 ///
 /// /// Pages of the system, which its drop gives back.
@@ -34,14 +35,17 @@ use std::ptr::NonNull;
 /// // SAFETY: the pages are this value's alone, on whatever thread.
 /// unsafe impl Send for Pages {}
 ///
-/// // SAFETY: the pages stay mapped, in place and readable and writable until the drop.
-/// unsafe impl HostBuffer for Pages {
+/// // SAFETY: the pages stay mapped, in place and readable until the drop.
+/// unsafe impl HostRead for Pages {
 ///     type Item = u8;
 ///
 ///     fn parts(&mut self) -> (NonNull<u8>, usize) {
 ///         (self.start, self.bytes)
 ///     }
 /// }
+///
+/// // SAFETY: they are writable, too.
+/// unsafe impl HostBuffer for Pages {}
 ///
 /// let device = Device::detect_or_simulate()?;
 /// let mut pages = Registered::new(&device, Pages::map(8192))?;
@@ -51,23 +55,14 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 ///
-/// - [`parts`](Self::parts) is valid for reads and writes as a `[Item]`.
-/// - It does not move or change in length while the owner is only moved (not otherwise used).
-/// - It stays allocated until the owner is dropped.
-/// - The owner is `'static`, since a borrowed slice may end before the device is done with it.
-pub unsafe trait HostBuffer: Send + 'static {
-    /// The type of the elements.
-    type Item: Pod + Send;
-
-    /// Address and length, in elements.
-    fn parts(&mut self) -> (NonNull<Self::Item>, usize);
-}
+/// [`parts`](HostRead::parts) is valid for writes, too, and nothing else reads or writes it while the owner lives.
+pub unsafe trait HostBuffer: HostRead {}
 
 macro_rules! implement_host_buffer {
     ([$($generics:tt)*] $vec:ty, $boxed:ty) => {
         // SAFETY: a vector's elements lie in its allocation, which moving the vector leaves in
         // place; an allocator that is `'static` keeps its blocks while the vector lives.
-        unsafe impl<T: Pod + Send, $($generics)*> HostBuffer for $vec {
+        unsafe impl<T: DeviceCopy + Send, $($generics)*> HostRead for $vec {
             type Item = T;
 
             fn parts(&mut self) -> (NonNull<T>, usize) {
@@ -75,14 +70,20 @@ macro_rules! implement_host_buffer {
             }
         }
 
+        // SAFETY: a vector owns its elements.
+        unsafe impl<T: DeviceCopy + Send, $($generics)*> HostBuffer for $vec {}
+
         // SAFETY: as for `Vec`.
-        unsafe impl<T: Pod + Send, $($generics)*> HostBuffer for $boxed {
+        unsafe impl<T: DeviceCopy + Send, $($generics)*> HostRead for $boxed {
             type Item = T;
 
             fn parts(&mut self) -> (NonNull<T>, usize) {
                 (NonNull::from(&mut **self).cast(), self.len())
             }
         }
+
+        // SAFETY: as for `Vec`.
+        unsafe impl<T: DeviceCopy + Send, $($generics)*> HostBuffer for $boxed {}
     };
 }
 

@@ -1,6 +1,7 @@
 //! Chunks of one host buffer, each with an owner of its own.
 
 use super::host_buffer::HostBuffer;
+use super::host_read::{HostRead, implement_for_arc};
 use crate::error::{Error, ErrorKind, Refused, Result, SPLIT_ADVICE, ensure};
 use crate::impls::{Count, debug_struct};
 use crate::split::{join_all, list_for};
@@ -70,13 +71,18 @@ unsafe impl<B: HostBuffer> Sync for HostChunk<B> where B::Item: Sync {}
 
 // SAFETY: elements of the buffer, which is allocated and in place while the owner lives; they are this
 // chunk's alone, and moving the chunk moves none of them.
-unsafe impl<B: HostBuffer> HostBuffer for HostChunk<B> {
+unsafe impl<B: HostBuffer> HostRead for HostChunk<B> {
     type Item = B::Item;
 
     fn parts(&mut self) -> (NonNull<B::Item>, usize) {
         (self.first(), self.range.len())
     }
 }
+
+// SAFETY: the elements are writable, as those of the buffer are, and this chunk's alone.
+unsafe impl<B: HostBuffer> HostBuffer for HostChunk<B> {}
+
+implement_for_arc!([B: HostBuffer<Item: Sync>] HostChunk<B>, B::Item;);
 
 impl<B: HostBuffer> HostChunk<B> {
     /// One chunk of all the elements of `buffer`, to be split.

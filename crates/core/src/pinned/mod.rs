@@ -9,6 +9,7 @@ mod current;
 mod fence;
 mod host_buffer;
 mod host_chunk;
+mod host_read;
 #[cfg(target_os = "linux")]
 mod huge_pages;
 mod mapped_alloc;
@@ -35,6 +36,7 @@ pub(crate) use allocator::last_error_of;
 pub use current::CurrentPinned;
 pub use host_buffer::HostBuffer;
 pub use host_chunk::HostChunk;
+pub use host_read::HostRead;
 pub use mapped_alloc::MappedAlloc;
 pub use pinned_alloc::PinnedAlloc;
 pub use pinned_resource::{PinnedOptions, PinnedResource};

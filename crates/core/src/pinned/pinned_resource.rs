@@ -91,7 +91,7 @@ impl PinnedOptions {
             return Err(cannot_map(&device));
         }
         not_forked("page-locked memory")?;
-        let flags = HostFlags { portable, mapped, write_combined };
+        let flags = HostFlags { portable, mapped, write_combined, read_only: false };
         let mut source = HostSource::new(&device, flags);
         source.touch_threads = AtomicUsize::new(self.touch_threads);
         source.numa_node = self.numa_node;

@@ -3,6 +3,7 @@
 use super::address_map::{add_registered, remove_registered};
 use super::fence::require_no_capture;
 use super::host_buffer::HostBuffer;
+use super::host_read::HostRead;
 use super::source::{
     FreedMemory, HostQuarantine, HostSource, Origin, origin_of, quarantine_of, trim,
 };
@@ -13,7 +14,7 @@ use crate::device::Device;
 use crate::driver::BackendKind;
 use crate::driver::CallSite;
 use crate::driver::{ErrorContext, HostFlags, is_forked_child, not_forked};
-use crate::error::{Error, ErrorKind, Result, error_with_value};
+use crate::error::{Error, ErrorKind, Result, ensure, error_with_value};
 use crate::impls::{Count, debug_struct};
 use crate::stream::collect_all_after;
 use crate::sync::Arc;
@@ -22,13 +23,16 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 // SAFETY: the owner's slice, which moving the owner leaves in place and its drop alone frees.
-unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
+unsafe impl<B: HostRead> HostRead for Registered<B> {
     type Item = B::Item;
 
     fn parts(&mut self) -> (NonNull<B::Item>, usize) {
         (self.pointer, self.length)
     }
 }
+
+// SAFETY: the owner's slice, which is writable and nobody else's.
+unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {}
 
 /// Memory that was allocated elsewhere, page-locked where it lies. NBEP 7 calls it `mempin`, and the driver
 /// `cuMemHostRegister`.
@@ -47,7 +51,7 @@ unsafe impl<B: HostBuffer> HostBuffer for Registered<B> {
 /// assert_eq!(back[0], 1.0);
 /// # Ok::<(), aquifer::Error>(())
 /// ```
-pub struct Registered<B: HostBuffer> {
+pub struct Registered<B: HostRead> {
     device: Device,
     /// The owner, which is not touched as a `B` while it is locked. A move of a `Box` promises that no other pointer to
     /// its memory is used, but the device uses one.
@@ -62,9 +66,9 @@ pub struct Registered<B: HostBuffer> {
 }
 
 // SAFETY: the pointer is the owner's, which is `Send`, as its items are.
-unsafe impl<B: HostBuffer> Send for Registered<B> {}
+unsafe impl<B: HostRead> Send for Registered<B> {}
 // SAFETY: `&self` gives out `&[Item]` alone.
-unsafe impl<B: HostBuffer> Sync for Registered<B> where B::Item: Sync {}
+unsafe impl<B: HostRead> Sync for Registered<B> where B::Item: Sync {}
 
 /// A buffer that could not be registered or unregistered, given back with the reason.
 pub struct RegisterError<B> {
@@ -95,12 +99,45 @@ impl<B: HostBuffer> Registered<B> {
     #[track_caller]
     pub fn new(device: &Device, owner: B) -> Result<Self, RegisterError<B>> {
         let _site = CallSite::enter();
+        Self::page_lock(device, owner, false)
+    }
+}
+
+impl<B: HostRead> Registered<B> {
+    /// Page-locks memory that is only read, such as a file that is mapped, where it lies. Uploads read it at the full
+    /// rate then, and kernels reach it by [`Scope::map`](crate::transfer::Scope::map).
+    ///
+    /// ```
+    /// use aquifer::{Device, pinned::Registered};
+    /// use std::sync::Arc;
+    ///
+    /// let device = Device::detect_or_simulate()?;
+    /// let stream = device.new_stream()?;
+    /// let table: Arc<[f32]> = Arc::from(vec![1.0; 10_000]);
+    /// let table = Registered::read_only(&device, table)?;
+    /// let (_table, vec) = stream.upload_new(table)?.wait()?;
+    /// assert_eq!(vec.get(9_999)?, 1.0);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`new`](Self::new), and [`ErrorKind::Unsupported`] if the device registers no memory that is only
+    /// read, or a memory manager has taken that over. The owner comes back in the error.
+    #[track_caller]
+    pub fn read_only(device: &Device, owner: B) -> Result<Self, RegisterError<B>> {
+        let _site = CallSite::enter();
+        Self::page_lock(device, owner, true)
+    }
+
+    fn page_lock(device: &Device, owner: B, read_only: bool) -> Result<Self, RegisterError<B>> {
         let mut owner = MaybeUninit::new(owner);
         // SAFETY: initialised in the line above.
         let (pointer, length) = unsafe { owner.assume_init_mut() }.parts();
         // SAFETY: the owner keeps the range allocated and in place while it lives, by the contract of
-        // `HostBuffer`, and `Registered` keeps the owner until the range is unregistered.
-        match unsafe { register(device, pointer.cast(), length * size_of::<B::Item>()) } {
+        // `HostRead`, and `Registered` keeps the owner until the range is unregistered.
+        match unsafe { register(device, pointer.cast(), length * size_of::<B::Item>(), read_only) }
+        {
             Ok((flags, origin)) => {
                 let bytes = length * size_of::<B::Item>();
                 add_registered(&Arc::new(HostSource::new(device, flags)), pointer.cast(), bytes);
@@ -177,6 +214,7 @@ unsafe fn register(
     device: &Device,
     base: NonNull<u8>,
     bytes: usize,
+    read_only: bool,
 ) -> Result<(HostFlags, Origin)> {
     not_forked("page-locked memory")?;
     let properties = device.properties();
@@ -185,6 +223,12 @@ unsafe fn register(
         let error = Error::new(ErrorKind::Unsupported, message);
         return Err(error.with_advice("allocate it with PinnedAlloc"));
     }
+    ensure!(
+        !read_only || properties.read_only_host_register,
+        Unsupported,
+        "upload it as it is, or copy it into memory of PinnedAlloc",
+        "{device} cannot page-lock memory that is only read"
+    );
     if bytes == 0 {
         return Err(Error::new(
             ErrorKind::InvalidArgument,
@@ -195,10 +239,16 @@ unsafe fn register(
     #[cfg(target_os = "linux")]
     require_pages(device, base, bytes)?;
     let mapped = properties.map_host_memory;
-    let flags = HostFlags { portable: true, mapped, write_combined: false };
+    let flags = HostFlags { portable: true, mapped, read_only, ..HostFlags::default() };
     let memory = NonNull::slice_from_raw_parts(base, bytes);
     let origin = origin_of(device)?;
     if let Some(external) = &origin {
+        ensure!(
+            !read_only,
+            Unsupported,
+            "upload it as it is, or copy it into memory of PinnedAlloc",
+            "the memory manager of the process cannot page-lock memory that is only read"
+        );
         // SAFETY: the caller's promise.
         unsafe { external.host_register(memory, flags)? };
         return Ok((flags, origin));
@@ -225,11 +275,11 @@ fn require_pages(device: &Device, base: NonNull<u8>, bytes: usize) -> Result<()>
     memory_limit::require(absent, what)
 }
 
-impl<B: HostBuffer> Deref for Registered<B> {
+impl<B: HostRead> Deref for Registered<B> {
     type Target = [B::Item];
 
     fn deref(&self) -> &[B::Item] {
-        // SAFETY: the owner's slice, valid and in place by the contract of `HostBuffer`.
+        // SAFETY: the owner's slice, valid and in place by the contract of `HostRead`.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.length) }
     }
 }
@@ -241,7 +291,7 @@ impl<B: HostBuffer> DerefMut for Registered<B> {
     }
 }
 
-impl<B: HostBuffer> Drop for Registered<B> {
+impl<B: HostRead> Drop for Registered<B> {
     fn drop(&mut self) {
         if !self.is_locked || is_forked_child() {
             return;
@@ -268,4 +318,4 @@ impl<B> Drop for QuarantinedOwner<B> {
     }
 }
 
-debug_struct!([B: HostBuffer] Registered<B> { device, pointer, length });
+debug_struct!([B: HostRead] Registered<B> { device, pointer, length });

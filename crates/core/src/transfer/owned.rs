@@ -3,14 +3,14 @@
 use crate::container::host_copy::{to_device, to_host};
 use crate::container::stopped::{HostAccess, may_return};
 use crate::container::{DeviceVec, check_range};
-use crate::driver::CallSite;
-use crate::driver::{ErrorContext, is_forked_child};
+use crate::driver::{CallSite, DeviceCopy, ErrorContext, is_forked_child};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::event::Event;
-use crate::pinned::HostBuffer;
+use crate::pinned::{HostBuffer, HostRead};
 use crate::stream::poller::Watched;
 use crate::stream::{Stream, deferred};
 use crate::sync::Arc;
+use bytemuck::{AnyBitPattern, NoUninit};
 use std::fmt;
 use std::future::Future;
 use std::mem::MaybeUninit;
@@ -44,11 +44,11 @@ use std::task::{Context, Poll};
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 #[must_use = "dropped, a transfer gives its buffers up"]
-pub struct Transfer<B: HostBuffer> {
+pub struct Transfer<B: HostRead> {
     in_flight: Option<InFlight<B>>,
 }
 
-struct InFlight<B: HostBuffer> {
+struct InFlight<B: HostRead> {
     /// The buffer, which is not touched as a `B` while the device may write behind it. A move of a `Box` or `Vec`
     /// promises that nothing else writes its memory.
     host: MaybeUninit<B>,
@@ -91,7 +91,7 @@ impl End {
 ///
 /// They cannot if the device may still write the host's buffer, with no way to tell when it stops. Both are leaked
 /// then.
-pub struct TransferError<B: HostBuffer> {
+pub struct TransferError<B: HostRead> {
     /// The reason.
     pub error: Error,
     /// The host's buffer and the device's.
@@ -99,7 +99,7 @@ pub struct TransferError<B: HostBuffer> {
 }
 
 error_with_value!(
-    [B: HostBuffer] TransferError<B>,
+    [B: HostRead] TransferError<B>,
     "the error has both buffers",
     "it has no buffers: they were given back before, or are leaked, since the device may still use them",
     |failed| failed.buffers.is_some()
@@ -118,7 +118,7 @@ impl Stream {
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice), [`ErrorKind::Capture`](crate::ErrorKind::Capture),
     /// and the errors of the driver. The buffers come back in the error.
     #[track_caller]
-    pub fn upload<B: HostBuffer>(
+    pub fn upload<B: HostRead<Item: NoUninit>>(
         &self,
         host: B,
         device: DeviceVec<B::Item>,
@@ -135,7 +135,10 @@ impl Stream {
     /// The errors of [`upload`](Self::upload), and those of the allocation. The host's buffer comes back in the error, with
     /// an empty vector: nothing was written to the new one.
     #[track_caller]
-    pub fn upload_new<B: HostBuffer>(&self, mut host: B) -> Result<Transfer<B>, TransferError<B>> {
+    pub fn upload_new<B: HostRead<Item: NoUninit>>(
+        &self,
+        mut host: B,
+    ) -> Result<Transfer<B>, TransferError<B>> {
         let _site = CallSite::enter();
         let (_, length) = host.parts();
         // SAFETY: written whole by the upload, in home's order.
@@ -163,7 +166,7 @@ impl Stream {
     ///
     /// The errors of [`upload`](Self::upload).
     #[track_caller]
-    pub fn download<B: HostBuffer>(
+    pub fn download<B: HostBuffer<Item: AnyBitPattern>>(
         &self,
         device: DeviceVec<B::Item>,
         host: B,
@@ -174,7 +177,7 @@ impl Stream {
 }
 
 /// Begins the copy between a range of each buffer.
-pub(super) fn begin<B: HostBuffer>(
+pub(super) fn begin<B: HostRead>(
     stream: &Stream,
     (host, host_range): (B, impl RangeBounds<usize>),
     (mut device, device_range): (DeviceVec<B::Item>, impl RangeBounds<usize>),
@@ -234,7 +237,7 @@ pub(super) fn begin<B: HostBuffer>(
 
 /// The error with the buffers, if they may go back by the device's `access` to the host's. Otherwise the buffers are
 /// leaked.
-fn failed<B: HostBuffer>(
+fn failed<B: HostRead>(
     stream: &Stream,
     error: Error,
     access: HostAccess,
@@ -257,7 +260,7 @@ fn failed<B: HostBuffer>(
     TransferError { error, buffers: None }
 }
 
-impl<B: HostBuffer> Transfer<B> {
+impl<B: HostRead> Transfer<B> {
     /// Whether the copy is complete, so that [`wait`](Self::wait) would not wait.
     ///
     /// # Errors
@@ -302,7 +305,7 @@ fn already_given() -> Error {
         .with_advice("poll a future no more when it was ready")
 }
 
-impl<B: HostBuffer> Drop for Transfer<B> {
+impl<B: HostRead> Drop for Transfer<B> {
     fn drop(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         if is_forked_child() {
@@ -317,11 +320,7 @@ impl<B: HostBuffer> Drop for Transfer<B> {
 }
 
 /// Drops the buffers when the device is past the copy.
-fn defer_drop<B: HostBuffer>(
-    end: End,
-    mut host: MaybeUninit<B>,
-    device: Option<DeviceVec<B::Item>>,
-) {
+fn defer_drop<B: HostRead>(end: End, mut host: MaybeUninit<B>, device: Option<DeviceVec<B::Item>>) {
     deferred::defer(Some(end.into_shared()), move || {
         // Dropped after the host's buffer, also where that panics.
         let _device = device;
@@ -332,7 +331,7 @@ fn defer_drop<B: HostBuffer>(
 
 /// The future resolves to the buffers and does not block a thread. One thread of the process asks the device, from the
 /// first future that is polled on.
-impl<B: HostBuffer> Future for Transfer<B> {
+impl<B: HostRead> Future for Transfer<B> {
     type Output = Result<(B, DeviceVec<B::Item>), TransferError<B>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -353,9 +352,9 @@ impl<B: HostBuffer> Future for Transfer<B> {
 }
 
 // Nothing is pinned: the buffers' memory does not lie in the transfer.
-impl<B: HostBuffer> Unpin for Transfer<B> {}
+impl<B: HostRead> Unpin for Transfer<B> {}
 
-impl<B: HostBuffer> fmt::Debug for Transfer<B> {
+impl<B: HostRead> fmt::Debug for Transfer<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transfer")
             .field("device", &self.in_flight.as_ref().map(|in_flight| &in_flight.device))
@@ -363,7 +362,7 @@ impl<B: HostBuffer> fmt::Debug for Transfer<B> {
     }
 }
 
-impl<T: bytemuck::Pod + Send> DeviceVec<T> {
+impl<T: DeviceCopy + NoUninit + Send> DeviceVec<T> {
     /// A vector with the contents of `host`, which is freed when the copy is complete. It returns at once.
     /// [`Stream::upload`] says what happens with memory that is not page-locked.
     ///
@@ -380,7 +379,7 @@ impl<T: bytemuck::Pod + Send> DeviceVec<T> {
     ///
     /// The errors of [`with_capacity`](Self::with_capacity), and those of the copy.
     #[track_caller]
-    pub fn from_vec(stream: &Stream, host: impl HostBuffer<Item = T>) -> Result<Self> {
+    pub fn from_vec(stream: &Stream, host: impl HostRead<Item = T>) -> Result<Self> {
         let _site = CallSite::enter();
         let mut transfer = stream.upload_new(host)?;
         match transfer.in_flight.take() {

@@ -4,8 +4,9 @@ use super::owned::{Transfer, TransferError, begin};
 use crate::container::DeviceVec;
 use crate::container::stopped::HostAccess;
 use crate::driver::CallSite;
-use crate::pinned::HostBuffer;
+use crate::pinned::{HostBuffer, HostRead};
 use crate::stream::Stream;
+use bytemuck::{AnyBitPattern, NoUninit};
 use std::ops::RangeBounds;
 
 impl Stream {
@@ -36,7 +37,7 @@ impl Stream {
     /// [`ErrorKind::OutOfBounds`](crate::ErrorKind::OutOfBounds) if a range does not lie in its buffer, and the errors
     /// of [`upload`](Self::upload). The buffers come back in the error.
     #[track_caller]
-    pub fn upload_range<B: HostBuffer>(
+    pub fn upload_range<B: HostRead<Item: NoUninit>>(
         &self,
         host: B,
         host_range: impl RangeBounds<usize>,
@@ -56,7 +57,7 @@ impl Stream {
     ///
     /// The errors of [`upload_range`](Self::upload_range).
     #[track_caller]
-    pub fn download_range<B: HostBuffer>(
+    pub fn download_range<B: HostBuffer<Item: AnyBitPattern>>(
         &self,
         device: DeviceVec<B::Item>,
         device_range: impl RangeBounds<usize>,

@@ -3,16 +3,16 @@
 use crate::container::host_copy::{to_device, to_host};
 use crate::container::launch::Launch;
 use crate::container::stopped::{HostAccess, outlives_its_call, synchronize_or_abort};
-use crate::container::{DeviceRead, DeviceWrite, lengths};
-use crate::driver::Access;
-use crate::driver::CallSite;
+use crate::container::{DeviceRead, DeviceSlice, DeviceWrite, lengths};
+use crate::driver::{Access, CallSite, DeviceCopy};
 use crate::error::{Error, Result, ensure};
 use crate::pinned::device_address;
 use crate::stream::{Stream, deferred};
-use bytemuck::Pod;
+use bytemuck::{AnyBitPattern, NoUninit};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
@@ -131,7 +131,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice), [`ErrorKind::Capture`](crate::ErrorKind::Capture),
     /// and the errors of the driver.
     #[track_caller]
-    pub fn upload<T: Pod>(
+    pub fn upload<T: DeviceCopy + NoUninit>(
         &'scope self,
         host: &'scope [T],
         device: &mut impl DeviceWrite<T>,
@@ -153,17 +153,42 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// The errors of [`upload`](Self::upload).
     #[track_caller]
-    pub fn download<T: Pod>(
+    pub fn download<T: DeviceCopy + AnyBitPattern>(
         &'scope self,
         device: &impl DeviceRead<T>,
         host: &'scope mut [T],
     ) -> Result<()> {
         let _site = CallSite::enter();
-        let device = device.as_device_slice();
+        // SAFETY: the copy writes values alone, all of which are a `T`.
+        let host = unsafe { &mut *(std::ptr::from_mut(host) as *mut [MaybeUninit<T>]) };
+        self.enqueue_download(&device.as_device_slice(), host)
+    }
+
+    /// Like [`download`](Self::download), for elements that not every bit pattern is a value of. When the scope has ended,
+    /// `host` has the bytes of the device.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`download`](Self::download).
+    #[track_caller]
+    pub fn download_uninit<T: DeviceCopy>(
+        &'scope self,
+        device: &impl DeviceRead<T>,
+        host: &'scope mut [MaybeUninit<T>],
+    ) -> Result<()> {
+        let _site = CallSite::enter();
+        self.enqueue_download(&device.as_device_slice(), host)
+    }
+
+    fn enqueue_download<T: DeviceCopy>(
+        &'scope self,
+        device: &DeviceSlice<'_, T>,
+        host: &'scope mut [MaybeUninit<T>],
+    ) -> Result<()> {
         let access = HostAccess::Write.only_if(outlives_its_call(self.stream, host));
         // SAFETY: `host` is borrowed exclusively for the scope, which does not end before the device
         // has stopped writing.
-        unsafe { to_host(self.stream, &device, host).map(drop)? };
+        unsafe { to_host(self.stream, device, std::ptr::from_mut(host) as *mut [T]).map(drop)? };
         // A copy that was refused does not run: the scope need not abort for it.
         self.note_access(access);
         Ok(())
@@ -176,7 +201,10 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// The errors of [`MappedAlloc::device_address`](crate::MappedAlloc::device_address) for a slice with elements, and
     /// [`ErrorKind::WrongDevice`](crate::ErrorKind::WrongDevice).
-    pub fn map<T: Pod>(&'scope self, host: &'scope [T]) -> Result<Mapped<'scope, T>> {
+    pub fn map<T: DeviceCopy + NoUninit>(
+        &'scope self,
+        host: &'scope [T],
+    ) -> Result<Mapped<'scope, T>> {
         let address = self.address(NonNull::from(host), HostAccess::Read)?;
         Ok(Mapped { address, length: host.len(), stream: self.stream, host: PhantomData })
     }
@@ -202,7 +230,10 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     ///
     /// The errors of [`map`](Self::map).
-    pub fn map_mut<T: Pod>(&'scope self, host: &'scope mut [T]) -> Result<MappedMut<'scope, T>> {
+    pub fn map_mut<T: DeviceCopy + NoUninit + AnyBitPattern>(
+        &'scope self,
+        host: &'scope mut [T],
+    ) -> Result<MappedMut<'scope, T>> {
         let length = host.len();
         let address = self.address(NonNull::from(host), HostAccess::Write)?;
         Ok(MappedMut { address, length, stream: self.stream, host: PhantomData })
@@ -240,14 +271,14 @@ impl fmt::Debug for Scope<'_, '_> {
 macro_rules! mapped {
     ($(#[$doc:meta])* $name:ident, $host:ty) => {
         $(#[$doc])*
-        pub struct $name<'scope, T: Pod> {
+        pub struct $name<'scope, T: DeviceCopy> {
             address: u64,
             length: usize,
             stream: &'scope Stream,
             host: PhantomData<$host>,
         }
 
-        impl<T: Pod> $name<'_, T> {
+        impl<T: DeviceCopy> $name<'_, T> {
             /// The device's address of the first element, for the scope's stream.
             pub fn as_device_ptr(&self) -> u64 {
                 self.address
@@ -255,9 +286,9 @@ macro_rules! mapped {
 
         }
 
-        lengths!([T: Pod] $name<'_, T>, T, length);
+        lengths!([T: DeviceCopy] $name<'_, T>, T, length);
 
-        impl<T: Pod> fmt::Debug for $name<'_, T> {
+        impl<T: DeviceCopy> fmt::Debug for $name<'_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($name))
                     .field("address", &format_args!("{:#x}", self.address))
@@ -284,7 +315,7 @@ impl<'a> Launch<'a> {
     ///
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the launch is on another
     /// stream than the scope, which would not wait for it.
-    pub fn mapped_input<T: Pod>(self, data: &'a Mapped<'_, T>) -> Result<Self> {
+    pub fn mapped_input<T: DeviceCopy>(self, data: &'a Mapped<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
         Ok(self.host(data.address, data.size_in_bytes(), Access::Read))
     }
@@ -294,7 +325,7 @@ impl<'a> Launch<'a> {
     /// # Errors
     ///
     /// The errors of [`mapped_input`](Self::mapped_input).
-    pub fn mapped_in_out<T: Pod>(self, data: &'a mut MappedMut<'_, T>) -> Result<Self> {
+    pub fn mapped_in_out<T: DeviceCopy>(self, data: &'a mut MappedMut<'_, T>) -> Result<Self> {
         self.on_scope(data.stream)?;
         Ok(self.host(data.address, data.size_in_bytes(), Access::ReadWrite))
     }

@@ -2,11 +2,11 @@
 
 use crate::container::DeviceVec;
 use crate::container::host_copy::{to_device, to_host};
-use crate::driver::CallSite;
+use crate::driver::{CallSite, DeviceCopy};
 use crate::error::Result;
-use bytemuck::Pod;
+use bytemuck::{AnyBitPattern, NoUninit};
 
-impl<T: Pod> DeviceVec<T> {
+impl<T: DeviceCopy> DeviceVec<T> {
     /// Overwrites all elements with those of `source`, of the same length, in home's order, and
     /// returns at once.
     ///
@@ -19,7 +19,10 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// Until the home stream has passed this call, the slice is neither written nor freed.
     #[track_caller]
-    pub unsafe fn copy_from_slice_async(&mut self, source: &[T]) -> Result<()> {
+    pub unsafe fn copy_from_slice_async(&mut self, source: &[T]) -> Result<()>
+    where
+        T: NoUninit,
+    {
         let _site = CallSite::enter();
         let home = self.stream().clone();
         home.note_unseen_copy();
@@ -38,7 +41,10 @@ impl<T: Pod> DeviceVec<T> {
     /// Until the home stream has passed this call, the slice is neither read, written nor freed,
     /// and no reference to it is used.
     #[track_caller]
-    pub unsafe fn copy_to_slice_async(&self, target: &mut [T]) -> Result<()> {
+    pub unsafe fn copy_to_slice_async(&self, target: &mut [T]) -> Result<()>
+    where
+        T: AnyBitPattern,
+    {
         let _site = CallSite::enter();
         self.stream().note_unseen_copy();
         // SAFETY: the caller's promise.

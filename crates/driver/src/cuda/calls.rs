@@ -21,7 +21,10 @@ use std::mem;
 use std::ptr::NonNull;
 
 fn host_flags(flags: HostFlags) -> u32 {
-    u32::from(flags.portable) | u32::from(flags.mapped) << 1 | u32::from(flags.write_combined) << 2
+    u32::from(flags.portable)
+        | u32::from(flags.mapped) << 1
+        | u32::from(flags.write_combined) << 2
+        | u32::from(flags.read_only) << 3
 }
 
 fn pointer(pointer: NonNull<u8>) -> *mut c_void {

@@ -14,6 +14,7 @@ const HOST_REGISTER_SUPPORTED: u32 = 99;
 const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
 const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: u32 = 103;
 const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: u32 = 110;
+const READ_ONLY_HOST_REGISTER_SUPPORTED: u32 = 113;
 const MEMORY_POOLS_SUPPORTED: u32 = 115;
 const HOST_NUMA_ID: u32 = 134;
 
@@ -55,6 +56,7 @@ pub(super) fn properties(library: &Library, device: i32) -> DriverResult<DeviceP
         memory_pools: flag(MEMORY_POOLS_SUPPORTED),
         map_host_memory: flag(CAN_MAP_HOST_MEMORY),
         host_register: flag(HOST_REGISTER_SUPPORTED),
+        read_only_host_register: flag(READ_ONLY_HOST_REGISTER_SUPPORTED),
         host_numa_node: node.ok().and_then(|node: i32| u32::try_from(node).ok()),
         virtual_memory: flag(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
         virtual_memory_descriptors: flag(HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),

@@ -5,14 +5,13 @@ use super::ipc_handle::IpcHandle;
 #[cfg(unix)]
 use super::mapped;
 use crate::container::{DeviceBuffer, DeviceSlice, DeviceVec};
-use crate::driver::{CallSite, DeviceRange};
+use crate::driver::{CallSite, DeviceCopy, DeviceRange};
 #[allow(unused_imports, reason = "for the documentation")]
 use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::inside::StreamCall;
 use crate::inside::ViewInside;
 use crate::inside::{CapturePolicy, MemoryUse};
-use bytemuck::Pod;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 
@@ -132,18 +131,18 @@ mod sealed {
 }
 use sealed::{Shared, Token};
 
-impl<T: Pod> IpcExport for DeviceSlice<'_, T> {}
+impl<T: DeviceCopy> IpcExport for DeviceSlice<'_, T> {}
 
-impl<T: Pod> Shared for DeviceSlice<'_, T> {
+impl<T: DeviceCopy> Shared for DeviceSlice<'_, T> {
     fn shared(&self, _: Token) -> (DeviceRange, MemoryUse<'_>) {
         let range = DeviceRange { address: self.as_device_ptr(), bytes: self.size_in_bytes() };
         (range, self.memory_use())
     }
 }
 
-impl<T: Pod> IpcExport for DeviceVec<T> {}
+impl<T: DeviceCopy> IpcExport for DeviceVec<T> {}
 
-impl<T: Pod> Shared for DeviceVec<T> {
+impl<T: DeviceCopy> Shared for DeviceVec<T> {
     fn shared(&self, _: Token) -> (DeviceRange, MemoryUse<'_>) {
         let range = DeviceRange { address: self.as_device_ptr(), bytes: self.size_in_bytes() };
         (range, self.as_slice().memory_use())

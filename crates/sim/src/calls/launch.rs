@@ -126,6 +126,7 @@ fn wrong_parameters(name: &str, entry: &PtxEntry, arguments: &[RawArg]) -> Optio
     let size = |argument: &RawArg| match *argument {
         RawArg::Buffer { .. } => size_of::<u64>(),
         RawArg::Scalar(ref value) => value.len(),
+        RawArg::Param(ref param) => param.bytes(),
     };
     let given: Vec<usize> = arguments.iter().map(size).collect();
     (*parameters != given).then(|| {

@@ -115,6 +115,7 @@ impl MemoryCalls for SimDriver {
         let properties = &call.context.config.properties;
         call.require(properties.host_register)?;
         call.require(!flags.mapped || properties.map_host_memory)?;
+        call.require(!flags.read_only || properties.read_only_host_register)?;
         if bytes == 0 || !is_mapped(pointer, bytes) {
             return call.invalid();
         }

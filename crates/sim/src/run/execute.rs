@@ -1,8 +1,8 @@
 //! The work of an operation on memory. It runs without any lock.
 
 use crate::state::{HostSide, OpRange, OpWork, POISON, SimOp};
+use aquifer_driver::arguments::{HostArg, HostArgs};
 use aquifer_driver::error::catch_panic_text;
-use aquifer_driver::kernel::{HostArg, HostArgs};
 use aquifer_driver::{FillWord, HostForm, LaunchConfig, RawArg, RawFill};
 
 /// The findings of an operation that ran.
@@ -111,6 +111,7 @@ fn host_args<'a>(arguments: &'a [RawArg], ranges: &[OpRange]) -> Vec<HostArg<'a>
     let mut ranges = ranges.iter();
     let host_arg = |argument: &'a RawArg| match *argument {
         RawArg::Scalar(ref value) => HostArg::Scalar(value),
+        RawArg::Param(ref param) => HostArg::Param(param),
         RawArg::Buffer { bytes, access, .. } => {
             let range = if bytes > 0 { ranges.next() } else { None };
             // An empty buffer has no address; a slice of no elements needs an aligned pointer.

@@ -279,6 +279,9 @@ impl SimConfig {
         /// Simulates a device that cannot page-lock memory of the caller.
         without_host_register: host_register;
 
+        /// Simulates a device that cannot page-lock memory that is only read.
+        without_read_only_host_register: read_only_host_register;
+
         /// Simulates a device without virtual memory management.
         without_virtual_memory: virtual_memory;
 

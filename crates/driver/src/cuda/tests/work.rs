@@ -19,8 +19,9 @@ fn memory_of_every_kind_is_allocated_and_freed() {
         assert_eq!((info.free, info.total), (1 << 30, 2 << 30));
         let pool = driver.pool_create(PoolSpec::keeping(u64::MAX)).unwrap();
         assert!(log.take().contains(&format!("# value={}", u64::MAX)));
-        let flags = HostFlags { portable: true, mapped: true, write_combined: true };
-        let mapped = HostFlags { portable: false, mapped: true, write_combined: false };
+        let flags =
+            HostFlags { portable: true, mapped: true, write_combined: true, read_only: false };
+        let mapped = HostFlags { mapped: true, ..HostFlags::default() };
         // SAFETY: each block is freed once, by the function for its kind, and not used.
         unsafe {
             let plain = driver.mem_alloc(300).unwrap();
