@@ -14,6 +14,7 @@ mod graphs;
 mod interop;
 mod ipc;
 mod kernels;
+mod lend;
 #[path = "../support/log.rs"]
 mod log;
 mod page_locked;

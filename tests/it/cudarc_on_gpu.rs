@@ -5,7 +5,7 @@
 use crate::{kernels, support};
 use aquifer::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use aquifer::cudarc::nvrtc::Ptx;
-use aquifer::{Device, DeviceVec, Stream, mr::AsyncResource};
+use aquifer::{Device, DeviceVec, Stream, interop, mr::AsyncResource};
 use kernels::ADD_ONE;
 use std::sync::Arc;
 
@@ -98,4 +98,46 @@ fn cudarcs_copies_on_its_own_streams_are_ordered_with_home() {
     let mut back = DeviceVec::from_cuda_slice(slice).unwrap();
     back.push(7).unwrap();
     assert_eq!(back.get(N).unwrap(), 7);
+}
+
+#[test]
+fn slices_of_cudarc_are_lent_and_cudarc_goes_on_after_all_use() {
+    let device = support::device();
+    let name = "slices_of_cudarc_are_lent_and_cudarc_goes_on_after_all_use";
+    let Some(kernel) = kernel(&device, name) else { return };
+    let context = device.cuda_context().unwrap();
+    let (theirs, another) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let ours = device.new_stream().unwrap();
+    let mut slice = theirs.clone_htod(&vec![0_u32; N]).unwrap();
+    for round in 0..50 {
+        // On another stream of cudarc's, which it orders by its own events.
+        another.memcpy_htod(&vec![round; N / 2], &mut slice.slice_mut(..N / 2)).unwrap();
+        interop::lend_mut(&mut slice, |mut view| {
+            let mut guard = view.on_mut(&ours)?;
+            let n = N as u32;
+            let mut launch = ours.cuda_stream()?.launch_builder(&kernel);
+            launch.arg(&mut guard).arg(&n);
+            // SAFETY: the kernel touches the first n elements, and the guard is for this stream.
+            unsafe { launch.launch(LaunchConfig::for_num_elems(n)) }.unwrap();
+            std::mem::forget(guard);
+            Ok(())
+        })
+        .unwrap();
+        let copy = interop::lend(&slice.slice(N / 2 - 1..N / 2 + 1), |view| view.to_vec()).unwrap();
+        assert_eq!(copy, [round + 1; 2]);
+        let back = another.clone_dtoh(&slice).unwrap();
+        assert!(back[..N / 2].iter().all(|&value| value == round + 1), "{round}");
+        assert!(back[N / 2..].iter().all(|&value| value == round + 1), "{round}");
+    }
+    // An error and a panic of the body end the loan, too.
+    let failed: aquifer::Result<()> = interop::lend(&slice, |view| view.copy_to_slice(&mut [0; 3]));
+    assert_eq!(kernels::kind(failed), aquifer::ErrorKind::LengthMismatch);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        interop::lend_mut(&mut slice, |mut view| -> aquifer::Result<()> {
+            view.on_mut(&ours)?;
+            panic!("on purpose")
+        })
+    }));
+    assert!(panicked.is_err());
+    drop(slice);
 }

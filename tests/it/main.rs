@@ -6,6 +6,7 @@ mod adaptor_panics;
 mod after_captures;
 mod as_on_a_gpu;
 mod bench_workloads;
+mod borrowed;
 mod both_forms;
 mod capture_hazards;
 mod capture_threads;
@@ -33,6 +34,7 @@ mod elements;
 mod fault_sources;
 mod foreign_streams;
 mod fresh_pages;
+mod functions;
 #[path = "../../benches/family/generator.rs"]
 mod generator;
 mod given_resources;

@@ -72,7 +72,7 @@ pub mod kernel {
     //! Kernels of a program, and how a stream launches them.
 
     pub use crate::container::launch::Launch;
-    pub use crate::driver::{HostArgs, HostForm, Kernel, LaunchConfig};
+    pub use crate::driver::{FunctionArgs, HostArgs, HostForm, Kernel, LaunchConfig};
 }
 
 pub mod mr {

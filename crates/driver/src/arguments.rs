@@ -1,12 +1,13 @@
 //! The arguments of a launch, as a driver and as a host form get them.
 
 use crate::device_copy::DeviceCopy;
-use crate::error::{Error, ErrorKind, Result, ensure};
+use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::sync::Arc;
 use bytemuck::checked::{CheckedCastError, try_cast_slice, try_cast_slice_mut};
 use bytemuck::{AnyBitPattern, CheckedBitPattern, NoUninit};
 use std::any::Any;
+use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -156,6 +157,8 @@ pub enum HostArg<'a> {
 /// The arguments of a host form, to be taken in the order of the entry's parameters.
 #[derive(Debug)]
 pub struct HostArgs<'a> {
+    /// Who takes them, for errors.
+    taker: &'static str,
     /// The kernel's name, for errors.
     entry: &'static str,
     arguments: &'a [HostArg<'a>],
@@ -170,7 +173,7 @@ impl<'a> HostArgs<'a> {
     /// argument. No other code accesses the buffers meanwhile.
     #[doc(hidden)]
     pub unsafe fn new(entry: &'static str, arguments: &'a [HostArg<'a>]) -> Self {
-        Self { entry, arguments, next: 0, memory: PhantomData }
+        Self { taker: "host form", entry, arguments, next: 0, memory: PhantomData }
     }
 
     fn take(&mut self, wanted: &str) -> Result<HostArg<'a>> {
@@ -204,15 +207,13 @@ impl<'a> HostArgs<'a> {
     /// The error of a next argument that the host form does not take.
     fn mismatch(&mut self, wanted: &str, found: &str) -> Error {
         self.next += 1;
-        let (entry, place) = (self.entry, self.next);
-        Error::new(
-            ErrorKind::InvalidArgument,
-            format!(
-                "the host form of {entry} takes {wanted} as argument {place}, counted from 1, and the \
-                 launch gave {found}"
-            ),
-        )
-        .with_advice("let the host form take what the launch gives, in its order")
+        let Self { taker, entry, next: place, .. } = self;
+        let what = format!(
+            "the {taker} of {entry} takes {wanted} as argument {place}, counted from 1, and the launch \
+             gave {found}"
+        );
+        Error::new(ErrorKind::InvalidArgument, what)
+            .with_advice("take what the launch gives, in its order")
     }
 
     /// The next argument, a buffer that the launch gave by `Launch::input`. Its bytes
@@ -330,6 +331,106 @@ impl<'a> HostArgs<'a> {
             HostArg::Buffer { bytes, .. } => format!("a buffer of {}", Count(bytes, "byte")),
         };
         Err(self.mismatch(&wanted, &found))
+    }
+}
+
+/// The arguments of a kernel behind a function, to be taken in the order in which the launch gave them, by the methods that
+/// stand for those of [`HostArgs`]. A buffer is its address on the device and its length in elements.
+#[derive(Debug)]
+pub struct FunctionArgs<'a> {
+    stream: u64,
+    args: HostArgs<'a>,
+}
+
+impl<'a> FunctionArgs<'a> {
+    /// `arguments` is where the list of the arguments goes.
+    #[doc(hidden)]
+    pub fn new(
+        entry: &'static str,
+        stream: u64,
+        given: &'a [RawArg],
+        arguments: &'a mut Vec<HostArg<'a>>,
+    ) -> Self {
+        arguments.extend(given.iter().map(|argument| match *argument {
+            RawArg::Scalar(ref value) => HostArg::Scalar(value),
+            RawArg::Param(ref param) => HostArg::Param(param),
+            RawArg::Buffer { address, bytes, access } => {
+                let pointer = std::ptr::without_provenance_mut(address as usize);
+                HostArg::Buffer { pointer, bytes, access }
+            }
+        }));
+        // SAFETY: nothing here makes a reference of a buffer.
+        let args = unsafe { HostArgs::new(entry, arguments) };
+        Self { stream, args: HostArgs { taker: "function", ..args } }
+    }
+
+    /// The stream to enqueue on, as a `cudaStream_t` or `CUstream`. Its device is the thread's current one.
+    pub fn stream(&self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.stream as usize)
+    }
+
+    fn buffer<T>(&mut self, access: Access) -> Result<(*mut T, usize)> {
+        self.args.buffer(access)
+    }
+
+    /// The next argument, a buffer that the launch gave by `Launch::input`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is a scalar, was given by another method, or is no whole number
+    /// of such elements.
+    pub fn input<T>(&mut self) -> Result<(*const T, usize)> {
+        self.buffer::<T>(Access::Read).map(|(pointer, length)| (pointer.cast_const(), length))
+    }
+
+    /// The next argument, a buffer that the launch gave by `Launch::output`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`input`](Self::input).
+    pub fn output<T>(&mut self) -> Result<(*mut T, usize)> {
+        self.buffer(Access::Write)
+    }
+
+    /// The next argument, a buffer that the launch gave by `Launch::in_out`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`input`](Self::input).
+    pub fn in_out<T>(&mut self) -> Result<(*mut T, usize)> {
+        self.buffer(Access::ReadWrite)
+    }
+
+    /// The next argument, a value of the size of `T`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument is a buffer, or a scalar of another size.
+    pub fn scalar<T: AnyBitPattern>(&mut self) -> Result<T> {
+        self.args.scalar()
+    }
+
+    /// The next argument, a value that the launch gave by `Launch::param`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if that argument was given by another method, or is of another type.
+    pub fn param<T: DeviceCopy>(&mut self) -> Result<T> {
+        self.args.param()
+    }
+
+    /// The result of the function, of CUDA's codes, in which 0 is success.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Driver`](ErrorKind::Driver) with the function's name and any other code.
+    pub fn check(&self, code: i32) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let name = self.args.entry;
+        let error = DriverError::new(name, code as u32);
+        Err(Error::driver_call(format!("calling {name}"), error.into()))
     }
 }
 

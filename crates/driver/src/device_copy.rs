@@ -90,4 +90,5 @@ use bytemuck::Pod;
 pub unsafe trait DeviceCopy: Copy + 'static {}
 
 // SAFETY: plain data of any bit pattern, without pointers or cells, by the contract of `Pod`.
+#[diagnostic::do_not_recommend]
 unsafe impl<T: Pod> DeviceCopy for T {}

@@ -128,6 +128,8 @@ pub enum KernelImage {
     Ptx(Cow<'static, str>),
     /// A cubin, or a fatbin of several.
     Cubin(Cow<'static, [u8]>),
+    /// None: a function of the program enqueues the work.
+    Function,
 }
 
 impl fmt::Debug for KernelImage {
@@ -135,6 +137,7 @@ impl fmt::Debug for KernelImage {
         match self {
             Self::Ptx(text) => f.debug_tuple("Ptx").field(text).finish(),
             Self::Cubin(image) => write!(f, "Cubin({})", Count(image.len(), "byte")),
+            Self::Function => f.write_str("Function"),
         }
     }
 }
@@ -190,12 +193,53 @@ impl Kernel {
         Self::from_image(entry, KernelImage::Cubin(cubin), host)
     }
 
+    /// A kernel behind a function of the program, such as a C function of a `.cu` file that a build script compiles. It has
+    /// the function's name, for messages, and its host form. `Launch::launch_with` calls the function on a GPU.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec, HostArgs, Kernel, LaunchConfig};
+    /// use std::ffi::{c_int, c_void};
+    ///
+    /// # mod ffi {
+    /// #     use std::ffi::{c_int, c_void};
+    /// #     pub unsafe fn saxpy(_: *mut c_void, _: u32, _: f32, _: *const f32, _: *mut f32) -> c_int {
+    /// #         0
+    /// #     }
+    /// # }
+    /// // In a module `ffi`: unsafe extern "C" {
+    /// //     fn saxpy(stream: *mut c_void, n: u32, a: f32, x: *const f32, y: *mut f32) -> c_int;
+    /// // }
+    /// static SAXPY: Kernel = Kernel::from_function("saxpy", |_: &LaunchConfig, mut args: HostArgs<'_>| {
+    ///     let (a, x, y) = (args.scalar::<f32>()?, args.input::<f32>()?, args.in_out::<f32>()?);
+    ///     y.iter_mut().zip(x).for_each(|(y, x)| *y += a * x);
+    ///     Ok(())
+    /// });
+    ///
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
+    /// let x = DeviceVec::from_slice(&stream, &[1.0_f32, 2.0])?;
+    /// let mut y = DeviceVec::from_slice(&stream, &[10.0_f32, 20.0])?;
+    /// let launch = stream.launch(&SAXPY).scalar(0.5_f32)?.input(&x)?.in_out(&mut y)?;
+    /// // SAFETY: `saxpy` enqueues on the stream that it is given, and touches `n` elements of `x` and `y` as declared.
+    /// unsafe {
+    ///     launch.launch_with(|mut args| {
+    ///         let a = args.scalar::<f32>()?;
+    ///         let ((x, n), (y, _)) = (args.input::<f32>()?, args.in_out::<f32>()?);
+    ///         args.check(ffi::saxpy(args.stream(), n as u32, a, x, y))
+    ///     })?;
+    /// }
+    /// assert_eq!(y.to_vec()?, [10.5, 21.0]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub const fn from_function(name: &'static str, host: HostForm) -> Self {
+        Self::from_image(name, KernelImage::Function, host)
+    }
+
     #[doc(hidden)]
     pub const fn from_image(entry: &'static str, image: KernelImage, host: HostForm) -> Self {
         Self { entry, image, host, id: OnceLock::new() }
     }
 
-    /// The name of the entry in the PTX text or the cubin.
+    /// The name of the entry in the PTX text or the cubin, or of the function.
     pub const fn entry(&self) -> &'static str {
         self.entry
     }
@@ -205,7 +249,7 @@ impl Kernel {
         match &self.image {
             KernelImage::Ptx(Cow::Borrowed(text)) => Some(text),
             KernelImage::Ptx(Cow::Owned(text)) => Some(text.as_str()),
-            KernelImage::Cubin(_) => None,
+            KernelImage::Cubin(_) | KernelImage::Function => None,
         }
     }
 

@@ -45,7 +45,7 @@ use aquifer_sync as sync;
 #[doc(hidden)]
 pub use libloading;
 
-pub use arguments::{Access, HostArgs, RawArg};
+pub use arguments::{Access, FunctionArgs, HostArgs, RawArg};
 pub use call_site::{CallSite, NoCallSite, OWN_CRATES, OwnFiles, Site};
 pub use calls::{
     AsideCalls, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, ErrorContext,

@@ -25,6 +25,13 @@ pub struct PtxEntry {
     pub exact_threads: Option<[u64; 3]>,
 }
 
+impl PtxEntry {
+    /// An entry of which nothing is known.
+    pub const fn unknown() -> Self {
+        Self { parameters: None, static_shared: 0, most_threads: None, exact_threads: None }
+    }
+}
+
 /// Why a text has no such entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PtxError {

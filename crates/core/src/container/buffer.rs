@@ -220,6 +220,22 @@ impl Buffer {
         all.order_on(&self.home, CapturePolicy::Join)
     }
 
+    /// Makes home wait for all uses elsewhere, or the host, so that another owner of the memory can go on at home. The uses
+    /// stay pending on an error.
+    pub(super) fn end_loan(&self) -> Result<()> {
+        if self.uses.is_empty() {
+            return Ok(());
+        }
+        let all = MemoryUse { touches: false, ..self.memory_use(0..usize::MAX, true) };
+        all.order_home_or_block()
+    }
+
+    /// Forgets the memory, and all uses of it. It is another owner's.
+    pub(super) fn forget(&mut self) {
+        self.block = ManuallyDrop::new(DeviceBlock::new(0, 0, 0));
+        self.uses = PendingUses::default();
+    }
+
     /// Moves home to `stream`, which is ordered after all use so far.
     pub(crate) fn set_home(&mut self, stream: &Stream) -> Result<()> {
         self.home.device().require(stream.device(), "the stream")?;

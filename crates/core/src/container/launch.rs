@@ -2,12 +2,13 @@
 
 use super::view::{DeviceRead, DeviceWrite};
 use crate::driver::{
-    Access, CallSite, DeviceCopy, ErrorContext, Kernel, LaunchConfig, RawArg, RawLaunch,
+    Access, BackendKind, CallSite, DeviceCopy, ErrorContext, FunctionArgs, Kernel, KernelImage,
+    LaunchConfig, RawArg, RawLaunch,
 };
-use crate::error::Result;
+use crate::error::{Error, Result, ensure};
 use crate::order::CapturePolicy;
 use crate::resource::asleep::require_awake;
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamCall};
 use bytemuck::NoUninit;
 
 /// A kernel with its arguments, about to be launched on a stream. From [`Stream::launch`].
@@ -216,8 +217,67 @@ impl<'a> Launch<'a> {
     pub unsafe fn launch(self, config: impl Into<LaunchConfig>) -> Result<()> {
         let config = config.into();
         let _site = CallSite::enter();
+        ensure!(
+            !matches!(self.kernel.image(), KernelImage::Function),
+            InvalidArgument,
+            "launch it by launch_with",
+            "the kernel {} is behind a function, which nothing calls",
+            self.kernel.entry()
+        );
         // SAFETY: the caller's promise, unchanged.
         unsafe { self.enqueue(config) }
+    }
+
+    /// Launches by a function of the program. On a GPU it is called at once, with the device current, and enqueues work on
+    /// the stream that it is given. On the simulated device, the kernel's host form runs in the stream's order in its place,
+    /// with the checks of every launch. [`Kernel::from_function`] has an example.
+    ///
+    /// The function is inside of the stream's gate, so that no capture begins meanwhile. It gives work, and calls nothing of
+    /// this crate.
+    ///
+    /// # Errors
+    ///
+    /// The error of `function`, and those of [`launch`](Self::launch). Work that the function gave before it failed is in the
+    /// stream's order, as all work is.
+    ///
+    /// # Safety
+    ///
+    /// - What `function` enqueues is on the stream that it is given, or later work on that stream comes after it.
+    /// - That work touches only the memory that the launch was given, in the way that was declared.
+    /// - The stream's handle is not used after the function has returned, and no capture begins or ends on it before.
+    #[track_caller]
+    pub unsafe fn launch_with<E: From<Error>>(
+        self,
+        function: impl FnOnce(FunctionArgs<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _site = CallSite::enter();
+        if self.stream.device().kind() == BackendKind::Simulated {
+            let config = LaunchConfig { grid: (1, 1, 1), block: (1, 1, 1), shared_bytes: 0 };
+            // SAFETY: the caller's promise; the host form accesses its arguments alone.
+            return unsafe { self.enqueue(config) }.map_err(E::from);
+        }
+        let call = self.begin()?;
+        let mut function = Some(function);
+        let mut done = Ok(());
+        let entered = self.stream.device().driver().with_current(&mut || {
+            if let Some(function) = function.take() {
+                let (entry, stream) = (self.kernel.entry(), call.raw().0);
+                done = function(FunctionArgs::new(entry, stream, &self.arguments, &mut Vec::new()));
+            }
+        });
+        entered.with_context(|| format!("calling {} for {}", self.kernel.entry(), self.stream))?;
+        done
+    }
+
+    /// Enters the stream's gate for the launch.
+    fn begin(&self) -> Result<StreamCall<'a>> {
+        let call = self.stream.begin_call()?;
+        if self.borrows_host {
+            call.refuse_capture("a kernel on borrowed host memory")?;
+        }
+        // The order stays, but a pool may sleep since.
+        self.arguments.iter().filter_map(RawArg::address).try_for_each(require_awake)?;
+        Ok(call)
     }
 
     /// Enqueues the launch. An error names the place in the crate, not the caller's.
@@ -226,12 +286,7 @@ impl<'a> Launch<'a> {
     ///
     /// The conditions of [`launch`](Self::launch).
     unsafe fn enqueue(self, config: LaunchConfig) -> Result<()> {
-        let call = self.stream.begin_call()?;
-        if self.borrows_host {
-            call.refuse_capture("a kernel on borrowed host memory")?;
-        }
-        // The order stays, but a pool may sleep since.
-        self.arguments.iter().filter_map(RawArg::address).try_for_each(require_awake)?;
+        let call = self.begin()?;
         let launch = RawLaunch { kernel: self.kernel, config: &config, arguments: &self.arguments };
         // SAFETY: the caller vouches for the kernel; the uses of the buffers on this stream are pending,
         // so none is freed or reused before the stream has passed this launch.

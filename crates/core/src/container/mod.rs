@@ -1,11 +1,12 @@
 //! Typed device memory.
 //!
 //! [`DeviceVec`] is `Vec` on the device, [`DeviceBuffer`] its untyped form, [`DeviceScalar`] one value. Slices are
-//! [`DeviceSlice`] and [`DeviceSliceMut`]. [`On`] and [`OnMut`] are guards of a use on another stream than the vector's own.
+//! [`DeviceSlice`] and [`DeviceSliceMut`]. [`BorrowedVec`] is memory that another owner lends. [`On`] and [`OnMut`] are guards of a use on another stream than the vector's own.
 
 mod accessors;
 mod between_devices;
 mod blocking;
+mod borrowed;
 mod buffer;
 mod chunks;
 mod copy;
@@ -28,6 +29,7 @@ mod zerocopy;
 #[cfg(feature = "zerocopy")]
 pub use self::zerocopy::Zerocopy;
 pub use crate::order::StreamRef;
+pub use borrowed::BorrowedVec;
 pub use device_buffer::DeviceBuffer;
 pub use device_scalar::DeviceScalar;
 pub use device_vec::DeviceVec;

@@ -1,4 +1,4 @@
-//! The wait after which borrowed host memory is its owner's again, and the proof of it.
+//! The wait after which borrowed memory is its owner's again, and the proof of it.
 
 use crate::driver::BackendKind;
 use crate::error::{Error, ErrorKind, Result};
@@ -76,6 +76,16 @@ pub(crate) fn may_return(stream: &Stream, error: &Error, access: HostAccess) -> 
     }
 }
 
+/// Ends the process unless the device has stopped, after a failure to wait for its uses of memory that was lent. A GPU
+/// whose context is lost uses no memory that its owner could see: all of the context's is lost with it.
+pub(super) fn abort_unless_stopped(stream: &Stream, error: &Error) {
+    let is_lost =
+        error.kind() == ErrorKind::ContextLost && stream.device().kind() == BackendKind::Cuda;
+    if !is_lost && error.kind() != ErrorKind::Forked && !stream.device().driver().has_stopped() {
+        abort(stream, error);
+    }
+}
+
 fn abort(stream: &Stream, error: &Error) -> ! {
     /// Aborts also if a closed pipe or a subscriber's fault makes the report panic.
     struct Abort;
@@ -85,10 +95,10 @@ fn abort(stream: &Stream, error: &Error) -> ! {
         }
     }
     let _armed = Abort;
-    crate::debug_log::event!(error, %stream, %error, "aborting: the device may still use borrowed host memory");
+    crate::debug_log::event!(error, %stream, %error, "aborting: the device may still use borrowed memory");
     let _ = writeln!(
         std::io::stderr(),
-        "aquifer: aborting: {stream} may still use borrowed host memory: {error}"
+        "aquifer: aborting: {stream} may still use borrowed memory: {error}"
     );
     std::process::abort()
 }

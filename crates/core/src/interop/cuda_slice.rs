@@ -52,7 +52,7 @@ unsafe impl DeviceResource for Adopted {
 
 /// Runs calls of cudarc's without an old error that waits in the context, which they would return in
 /// place of their own result. The old error is put back for the call that it belongs to.
-fn without_stale<R>(context: &CudaContext, calls: impl FnOnce() -> R) -> R {
+pub(super) fn without_stale<R>(context: &CudaContext, calls: impl FnOnce() -> R) -> R {
     let stale = context.check_err();
     let done = calls();
     context.record_err(stale);

@@ -2,5 +2,7 @@
 
 mod cuda_slice;
 mod cudarc;
+mod lend;
 
 pub use cudarc::{CudaMut, CudaRef};
+pub use lend::{CudaMemory, CudaMemoryMut, lend, lend_mut};

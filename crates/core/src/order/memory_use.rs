@@ -215,21 +215,35 @@ impl MemoryUse<'_> {
             .and_then(|call| self.order(stream, call, CapturePolicy::Any, &patience));
         let Err(error) = ordered.map(drop) else { return };
         crate::debug_log::event!(warn, %error, "waiting on the host: a stream of cudarc cannot be ordered by events");
+        let mut waited = self.wait_on_host();
         let Self { home, uses, range, writes, .. } = self;
-        let mut waited = loop {
-            match uses.wait_conflicting(&range, writes, UseTimeline::wait_on_host) {
-                Ok(()) => break Ok(()),
-                Err(WaitError::Failed(error)) => break Err(error),
-                // Without the lock of the uses.
-                Err(WaitError::CaptureBegins(other)) => other.wait_published(),
-            }
-        };
         if !stream.is(home) {
             waited = waited.and(home.synchronize_uncaptured());
             uses.record_use(stream.timeline(), range, writes);
         }
         if let Err(error) = waited {
             crate::debug_log::event!(error, %error, "a stream of cudarc is in no order with what was done to a vector");
+        }
+    }
+
+    /// Makes home wait for all conflicting uses elsewhere. The host waits for those that events cannot order.
+    pub(crate) fn order_home_or_block(self) -> Result<()> {
+        let patience = Patience::new();
+        let at_home = self.home.begin_call_within(&patience);
+        let ordered = at_home
+            .and_then(|call| self.order(self.home, call, CapturePolicy::Join, &patience).map(drop));
+        ordered.or_else(|_| self.wait_on_host())
+    }
+
+    /// The host waits for all conflicting uses elsewhere.
+    fn wait_on_host(&self) -> Result<()> {
+        loop {
+            match self.uses.wait_conflicting(&self.range, self.writes, UseTimeline::wait_on_host) {
+                Ok(()) => return Ok(()),
+                Err(WaitError::Failed(error)) => return Err(error),
+                // Without the lock of the uses.
+                Err(WaitError::CaptureBegins(other)) => other.wait_published(),
+            }
         }
     }
 }

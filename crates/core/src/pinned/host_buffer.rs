@@ -56,6 +56,10 @@ use std::ptr::NonNull;
 /// # Safety
 ///
 /// [`parts`](HostRead::parts) is valid for writes, too, and nothing else reads or writes it while the owner lives.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no host memory that a download can own and write",
+    note = "a slice that is borrowed goes by `Stream::scope`, or by `DeviceVec::copy_to_slice`"
+)]
 pub unsafe trait HostBuffer: HostRead {}
 
 macro_rules! implement_host_buffer {

@@ -48,6 +48,10 @@ use std::ptr::NonNull;
 /// - It does not move or change in length while the owner is only moved (not otherwise used).
 /// - It stays allocated until the owner is dropped.
 /// - The owner is `'static`, since a borrowed slice may end before the device is done with it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no host memory that an upload can own",
+    note = "a slice that is borrowed goes by `Stream::scope`, or by `DeviceVec::copy_from_slice`"
+)]
 pub unsafe trait HostRead: Send + 'static {
     /// The type of the elements.
     type Item: DeviceCopy + Send;

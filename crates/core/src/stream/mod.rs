@@ -2,6 +2,7 @@
 //!
 //! `aquifer::stream` says which type is for what.
 
+mod borrowed_stream;
 pub(crate) mod call;
 pub(crate) mod capture;
 mod capture_state;
@@ -20,6 +21,7 @@ mod regions;
 mod synchronized;
 
 pub use crate::event::Event;
+pub use borrowed_stream::BorrowedStream;
 pub(crate) use call::{Status, StreamCall};
 pub(crate) use context::{any_capturing, busy_streams, record_context, record_exposed};
 pub(crate) use context::{collect_all_after, pass_all_gates};

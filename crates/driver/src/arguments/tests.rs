@@ -88,3 +88,31 @@ fn checked_elements_are_looked_at() {
     assert!(refused.message().contains("argument 1"), "{refused}");
     assert!(args.in_out_checked::<bool>().unwrap_err().message().contains("argument 2"));
 }
+
+#[test]
+fn a_function_takes_addresses_in_the_order_of_the_launch() {
+    let buffer = |address, access| RawArg::Buffer { address, bytes: 8, access };
+    let given = [
+        buffer(0x1000, Access::Read),
+        buffer(0x2000, Access::Write),
+        RawArg::scalar(5_u16).unwrap(),
+        buffer(0x3000, Access::ReadWrite),
+        RawArg::param(Padded { count: 1, scale: 2.0 }).unwrap(),
+    ];
+    let mut list = Vec::new();
+    let mut args = FunctionArgs::new("msm", 0x7, &given, &mut list);
+    assert_eq!(args.stream() as usize, 7);
+    assert_eq!(args.input::<u32>().unwrap(), (0x1000 as *const u32, 2));
+    let refused = args.input::<u32>().unwrap_err();
+    assert!(refused.message().contains("the function of msm takes"), "{refused}");
+    let mut list = Vec::new();
+    let mut args = FunctionArgs::new("msm", 0x7, &given[1..], &mut list);
+    assert_eq!(args.output::<u8>().unwrap(), (0x2000 as *mut u8, 8));
+    assert_eq!(args.scalar::<u16>().unwrap(), 5);
+    assert_eq!(args.in_out::<u64>().unwrap(), (0x3000 as *mut u64, 1));
+    assert_eq!(args.param::<Padded>().unwrap().count, 1);
+    args.check(0).unwrap();
+    let failed = args.check(719).unwrap_err();
+    assert_eq!(failed.driver().map(DriverError::code), Some(719));
+    assert!(failed.to_string().contains("msm"), "{failed}");
+}

@@ -55,6 +55,10 @@ fn load(library: &Library, kernel: &Kernel) -> DriverResult<(Handle, Handle)> {
             cubin::read(cubin, kernel.entry())?;
             cubin.as_ptr().cast()
         }
+        // A launch of one calls the function, and no driver.
+        KernelImage::Function => {
+            return Err(DriverError::new("cuModuleLoadDataEx", DriverError::NOT_SUPPORTED));
+        }
     };
     let entry = CString::new(kernel.entry()).map_err(|_| invalid("cuModuleGetFunction"))?;
 

@@ -52,6 +52,8 @@ fn load(kernel: &Kernel) -> Result<PtxEntry, DriverError> {
         KernelImage::Cubin(cubin) => {
             return Ok(cubin::read(cubin, entry)?);
         }
+        // Nobody can tell its parameters and limits.
+        KernelImage::Function => return Ok(PtxEntry::unknown()),
     };
     if text.contains('\0') {
         return Err(module(invalid, "the PTX text has a zero byte, where C takes it to end"));
