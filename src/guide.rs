@@ -34,6 +34,9 @@ pub mod libraries {}
 #[doc = include_str!("../docs/guide/where_memory_went.md")]
 pub mod where_memory_went {}
 
+#[doc = include_str!("../docs/guide/c_kernels.md")]
+pub mod c_kernels {}
+
 #[cfg(feature = "cuda")]
 #[doc = include_str!("../docs/guide/from_cudarc.md")]
 pub mod from_cudarc {}

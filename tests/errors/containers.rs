@@ -2,10 +2,12 @@
 
 use crate::support::simulated;
 use crate::table::Table;
+use aquifer::bytemuck::CheckedBitPattern;
+use aquifer::container::BorrowedVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceLayout, DeviceScalar, DeviceVec,
-    HostArgs, Kernel, LaunchConfig, Result,
+    CudaResource, Device, DeviceBlock, DeviceBuffer, DeviceCopy, DeviceLayout, DeviceScalar,
+    DeviceVec, HostArgs, Kernel, LaunchConfig, Result,
     pinned::{HostChunk, PinnedPool, PinnedResource},
 };
 use std::ops::Bound;
@@ -128,6 +130,23 @@ const SCALE: &str = ".version 6.4\n.target sm_50\n.address_size 64\n\
 const TEXT: &str =
     ".version 6.4\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }";
 
+/// A byte that is 0 or 1.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Flag(#[allow(dead_code, reason = "an element is enough")] bool);
+
+// SAFETY: a byte.
+unsafe impl DeviceCopy for Flag {}
+
+// SAFETY: 0 and 1 are `bool`s.
+unsafe impl CheckedBitPattern for Flag {
+    type Bits = u8;
+
+    fn is_valid_bit_pattern(bits: &u8) -> bool {
+        *bits < 2
+    }
+}
+
 fn launches(table: &mut Table) {
     fn run(
         table: &mut Table,
@@ -138,7 +157,7 @@ fn launches(table: &mut Table) {
         let (device, simulator) = simulated(SimConfig::default());
         let stream = device.new_stream().unwrap();
         let kernel = Kernel::new("scale", SCALE, host);
-        let data = DeviceVec::from_slice(&stream, &[1_u8; 10]).unwrap();
+        let data = DeviceVec::from_slice(&stream, &[1_u8, 1, 1, 1, 1, 1, 1, 1, 1, 2]).unwrap();
         let launch = stream.launch(&kernel);
         let launch = match buffer {
             true => launch.input(&data).unwrap(),
@@ -189,11 +208,42 @@ fn launches(table: &mut Table) {
         |_, mut args| args.input::<u32>().map(drop),
         true,
     );
+    run(
+        table,
+        "a form that takes bytes as flags",
+        |_, mut args| args.input_checked::<bool>().map(drop),
+        true,
+    );
+    run(
+        table,
+        "a form that takes a buffer as a structure",
+        |_, mut args| args.param::<u64>().map(drop),
+        true,
+    );
+    run(
+        table,
+        "a form that takes a scalar as a structure",
+        |_, mut args| args.param::<u64>().map(drop),
+        false,
+    );
     run(table, "a form that panics", |_, _| panic!("out of ideas"), true);
 
     let (device, _) = simulated(SimConfig::default());
     let stream = device.new_stream().unwrap();
     static NOTHING: Kernel = Kernel::new("nothing", TEXT, |_, _| Ok(()));
+    table.failed("a structure that is too large", stream.launch(&NOTHING).param([0_u64; 4096]));
+    static BEHIND: Kernel = Kernel::from_function("msm", |_, _| Ok(()));
+    // SAFETY: it is refused.
+    let launched = unsafe { stream.launch(&BEHIND).launch(LaunchConfig::for_elements(1)) };
+    table.failed("a kernel behind a function, launched as another", launched);
+    // SAFETY: it is refused.
+    let lent = unsafe { BorrowedVec::<u32>::new(&stream, 0x1002, 4) };
+    table.failed("memory lent at a wrong address", lent);
+    let (home, block, length, resource) =
+        DeviceVec::from_slice(&stream, &[1_u8, 2]).unwrap().into_raw_parts().unwrap();
+    // SAFETY: the parts of a vector, of a type that is checked when it is read.
+    let flags = unsafe { DeviceVec::<Flag>::from_raw_parts(home, block, length, resource) };
+    table.failed("a flag of the value 2", flags.unwrap().to_vec_checked());
     table.failed("a scalar that is too large", stream.launch(&NOTHING).scalar([0_u64; 4096]));
     // SAFETY: the kernel touches nothing.
     let launched = unsafe {

@@ -108,6 +108,11 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("a device that cannot map", PinnedResource::builder(&bare).mapped(true).build());
     let bare = simulated(SimConfig::default().without_host_register()).0;
     table.failed("a device that cannot lock", Registered::new(&bare, vec![0_u8; 9]));
+    let bare = simulated(SimConfig::default().without_read_only_host_register()).0;
+    table.failed(
+        "a device that cannot lock constants",
+        Registered::read_only(&bare, &[0_u8; 9][..]),
+    );
 }
 
 /// What was freed may be in use by another library, on a device that is busy.

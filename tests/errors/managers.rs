@@ -213,6 +213,10 @@ pub(crate) fn child(name: &str) {
         assert!(pinned.try_reserve(100).is_err());
         print("a manager that gives little, page-locked", last_error().unwrap());
         print_failed("a manager that pins little", Registered::new(&device, vec![0_u8; 100]));
+        print_failed(
+            "a manager asked for constants",
+            Registered::read_only(&device, &[0_u8; 9][..]),
+        );
         print_failed("the default pool beside a manager", default_device_pool(&device));
     }
 }

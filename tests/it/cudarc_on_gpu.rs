@@ -1,6 +1,7 @@
 //! Vectors in cudarc's own functions and launches, on a GPU.
 
 #![cfg(feature = "cuda")]
+#![allow(clippy::forget_non_drop, reason = "that a guard is forgotten has to change nothing")]
 
 use crate::{kernels, support};
 use aquifer::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};

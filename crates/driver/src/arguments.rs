@@ -430,7 +430,7 @@ impl<'a> FunctionArgs<'a> {
         }
         let name = self.args.entry;
         let error = DriverError::new(name, code as u32);
-        Err(Error::driver_call(format!("calling {name}"), error.into()))
+        Err(Error::driver_call(format!("calling {name}"), error))
     }
 }
 

@@ -83,6 +83,11 @@ impl<'a, T: DeviceCopy> BorrowedVec<'a, T> {
     #[track_caller]
     pub unsafe fn new(stream: &Stream, address: u64, length: usize) -> Result<Self> {
         let _site = CallSite::enter();
+        Self::lent(stream, address, length)
+    }
+
+    /// An error names the place in the crate, not the caller's.
+    fn lent(stream: &Stream, address: u64, length: usize) -> Result<Self> {
         not_forked("memory of another owner")?;
         let layout = DeviceLayout::array::<T>(length)?;
         let bytes = layout.bytes();

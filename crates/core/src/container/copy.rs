@@ -101,9 +101,9 @@ impl<T: DeviceCopy> DeviceSlice<'_, T> {
     #[cold]
     fn invalid_element(&self, index: usize) -> Error {
         let what = format!(
-            "element {index} of {} is no value of `{}`",
-            Count(self.len(), "element"),
-            std::any::type_name::<T>()
+            "the element at index {index} is no value of `{}`, in a vector of {}",
+            std::any::type_name::<T>(),
+            Count(self.len(), "element")
         );
         Error::new(ErrorKind::InvalidArgument, what)
             .with_advice("look for the kernel that wrote it, or read the bits with `cast`")

@@ -13,7 +13,7 @@ use crate::resource::{CudaResource, DeviceBlock, DeviceResource, ResourceHandle,
 use crate::stream::Stream;
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as AllocVec;
-use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
+use bytemuck::{AnyBitPattern, NoUninit};
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 
@@ -78,17 +78,6 @@ impl<T: DeviceCopy> DeviceVec<T> {
     ) -> Result<Self> {
         let mut vec = Self::allocate::<C>(stream, layout, resource)?;
         vec.length = layout.bytes() / size_of::<T>();
-        Ok(vec)
-    }
-
-    /// Elements of the bytes zero, for a `T` whose zeros are a value.
-    pub(super) fn filled_with_zeros<C>(
-        stream: &Stream,
-        layout: DeviceLayout,
-        resource: ResourceHandle,
-    ) -> Result<Self> {
-        let mut vec = Self::unwritten::<C>(stream, layout, resource)?;
-        vec.as_mut_slice().fill_with_zeros()?;
         Ok(vec)
     }
 
@@ -461,25 +450,6 @@ impl<T: DeviceCopy> DeviceVec<T> {
             Count(alignment, "byte")
         );
         Ok(bytes / size)
-    }
-}
-
-impl<T: DeviceCopy + Zeroable> DeviceVec<T> {
-    constructors! {
-        /// `length` elements whose bytes are all zero.
-        ///
-        /// # Errors
-        ///
-        /// The errors of [`with_capacity`](Self::with_capacity).
-        pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
-        /// Like [`zeroed`](Self::zeroed), from `resource`.
-        ///
-        /// # Errors
-        ///
-        /// The errors of [`with_capacity_in`](Self::with_capacity_in).
-        pub fn zeroed_in(.., resource) {
-            Self::filled_with_zeros::<Self>(stream, DeviceLayout::array::<T>(length)?, resource)
-        }
     }
 }
 

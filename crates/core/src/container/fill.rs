@@ -1,12 +1,48 @@
-//! Filling device memory with a value of any plain type.
+//! Filling device memory with a value of any plain type, and with zeros.
 
+use super::accessors::constructors;
 use super::device_vec::DeviceVec;
 use super::view::DeviceSliceMut;
 use crate::driver::{CallSite, DeviceCopy, ErrorContext, FillWord, RawFill};
 use crate::error::Result;
 use crate::impls::Count;
+use crate::layout::DeviceLayout;
 use crate::order::CapturePolicy;
-use bytemuck::NoUninit;
+use crate::resource::ResourceHandle;
+use crate::stream::Stream;
+use bytemuck::{NoUninit, Zeroable};
+
+impl<T: DeviceCopy> DeviceVec<T> {
+    /// Elements of the bytes zero, for a `T` whose zeros are a value.
+    pub(super) fn filled_with_zeros<C>(
+        stream: &Stream,
+        layout: DeviceLayout,
+        resource: ResourceHandle,
+    ) -> Result<Self> {
+        let mut vec = Self::unwritten::<C>(stream, layout, resource)?;
+        vec.as_mut_slice().fill_with_zeros()?;
+        Ok(vec)
+    }
+}
+
+impl<T: DeviceCopy + Zeroable> DeviceVec<T> {
+    constructors! {
+        /// `length` elements whose bytes are all zero.
+        ///
+        /// # Errors
+        ///
+        /// The errors of [`with_capacity`](Self::with_capacity).
+        pub fn zeroed(stream: &Stream, length: usize) -> Result<Self>;
+        /// Like [`zeroed`](Self::zeroed), from `resource`.
+        ///
+        /// # Errors
+        ///
+        /// The errors of [`with_capacity_in`](Self::with_capacity_in).
+        pub fn zeroed_in(.., resource) {
+            Self::filled_with_zeros::<Self>(stream, DeviceLayout::array::<T>(length)?, resource)
+        }
+    }
+}
 
 impl<T: DeviceCopy + NoUninit> DeviceVec<T> {
     /// Overwrites all elements with `value`, in the order of the home stream. The host does not wait.

@@ -217,13 +217,7 @@ impl<'a> Launch<'a> {
     pub unsafe fn launch(self, config: impl Into<LaunchConfig>) -> Result<()> {
         let config = config.into();
         let _site = CallSite::enter();
-        ensure!(
-            !matches!(self.kernel.image(), KernelImage::Function),
-            InvalidArgument,
-            "launch it by launch_with",
-            "the kernel {} is behind a function, which nothing calls",
-            self.kernel.entry()
-        );
+        self.require_image()?;
         // SAFETY: the caller's promise, unchanged.
         unsafe { self.enqueue(config) }
     }
@@ -267,6 +261,17 @@ impl<'a> Launch<'a> {
         });
         entered.with_context(|| format!("calling {} for {}", self.kernel.entry(), self.stream))?;
         done
+    }
+
+    fn require_image(&self) -> Result<()> {
+        ensure!(
+            !matches!(self.kernel.image(), KernelImage::Function),
+            InvalidArgument,
+            "launch it by launch_with",
+            "the kernel {} is behind a function, which nothing calls",
+            self.kernel.entry()
+        );
+        Ok(())
     }
 
     /// Enters the stream's gate for the launch.

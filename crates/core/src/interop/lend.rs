@@ -6,10 +6,10 @@ use crate::driver::cuda::restoring;
 use crate::driver::{CallSite, DeviceCopy, ErrorContext};
 use crate::error::{DriverError, Result};
 use crate::stream::Stream;
+use crate::sync::Arc;
 use cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, SyncOnDrop,
 };
-use std::sync::Arc;
 
 mod sealed {
     pub trait Sealed {}

@@ -32,8 +32,8 @@ use std::ptr::NonNull;
 /// # Ok::<(), aquifer::Error>(())
 /// ```
 ///
-/// A slice that is borrowed for less than the program goes by [`Stream::scope`](crate::Stream::scope). This does not
-/// compile:
+/// A slice that is borrowed for less goes by [`Stream::scope`](crate::Stream::scope). This does not compile, since the
+/// array ends before the copy does:
 ///
 /// ```compile_fail
 /// # let stream = aquifer::Device::detect_or_simulate().unwrap().new_stream().unwrap();
