@@ -39,7 +39,7 @@ fn an_owner_goes_on_after_all_use_of_the_loan_elsewhere() {
             let (mut head, mut tail) = lent.as_mut_slice().into_split_at_mut(20_000).unwrap();
             add_one(&a, &mut head).unwrap();
             add_one(&b, &mut tail).unwrap();
-            std::mem::forget(lent.as_slice().on(&b).unwrap());
+            std::mem::forget(lent.on(&b).unwrap());
             if round % 2 == 0 {
                 lent.end().unwrap();
             }
@@ -59,7 +59,7 @@ fn copies_scopes_and_transfers_take_what_is_lent() {
     let mut vec = DeviceVec::zeroed(&own, 4).unwrap();
     vec.copy_from(&lent).unwrap();
     assert_eq!(vec.to_vec().unwrap(), [1, 2, 3, 4]);
-    lent.as_mut_slice().copy_from_slice(&[5; 4]).unwrap();
+    lent.copy_from_slice(&[5; 4]).unwrap();
     let mut host = [0; 4];
     own.scope(|s| {
         s.upload(&[6, 7], &mut lent.as_mut_slice().slice_mut(1..3)?)?;

@@ -1,15 +1,19 @@
 //! Device memory of another owner, lent for a while.
 
+use super::accessors::host_copies;
 use super::buffer::Buffer;
+use super::on::{On, OnMut};
 use super::stopped::abort_unless_stopped;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite, Sealed, lengths};
 use crate::device::Device;
 use crate::driver::{CallSite, DeviceCopy, is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::DeviceLayout;
+use crate::order::StreamRef;
 use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
+use bytemuck::{AnyBitPattern, NoUninit};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -63,8 +67,9 @@ unsafe impl DeviceResource for Lent {
 }
 
 lengths!(['a, T: DeviceCopy] BorrowedVec<'a, T>, T, length);
+host_copies!([T: DeviceCopy + NoUninit] [T: DeviceCopy + AnyBitPattern] BorrowedVec<'_, T>, T);
 
-impl<'a, T: DeviceCopy> BorrowedVec<'a, T> {
+impl<T: DeviceCopy> BorrowedVec<'_, T> {
     /// `length` elements at `address`, whose owner uses them on `stream`.
     ///
     /// # Errors
@@ -122,6 +127,28 @@ impl<'a, T: DeviceCopy> BorrowedVec<'a, T> {
     /// The whole of it, to read and write.
     pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
         DeviceSliceMut::new(&self.buffer, self.length)
+    }
+
+    /// The memory, to be read on `stream`, as by [`DeviceVec::on`](crate::DeviceVec::on).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`DeviceVec::on`](crate::DeviceVec::on). No other device reaches the memory.
+    #[track_caller]
+    pub fn on<'b, S: StreamRef>(&'b self, stream: &'b S) -> Result<On<'b, T, S>> {
+        let _site = CallSite::enter();
+        On::new(self.as_slice(), stream)
+    }
+
+    /// The memory, to be read and written on `stream`, as by [`DeviceVec::on_mut`](crate::DeviceVec::on_mut).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`on`](Self::on).
+    #[track_caller]
+    pub fn on_mut<'b, S: StreamRef>(&'b mut self, stream: &'b S) -> Result<OnMut<'b, T, S>> {
+        let _site = CallSite::enter();
+        OnMut::new(self.as_mut_slice(), stream)
     }
 
     /// Gives the memory back. The home stream comes after all use of it elsewhere. The host waits for a use that the home

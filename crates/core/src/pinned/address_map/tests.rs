@@ -9,7 +9,8 @@ fn unpinning_at_once_would_be_seen() {
     for at_once in [true, false] {
         let device = Device::simulated(SimConfig::default());
         let (driver, simulator) = (device.driver(), device.simulator().unwrap());
-        let flags = HostFlags { portable: true, mapped: false, write_combined: false, read_only: false };
+        let flags =
+            HostFlags { portable: true, mapped: false, write_combined: false, read_only: false };
         let layout = Layout::new::<[u8; 4096]>();
         let source = Arc::new(HostSource::new(&device, flags));
         let block = allocate(&source, layout, None).unwrap().start;
@@ -59,7 +60,8 @@ fn a_remembered_slab_ends_where_the_next_one_begins() {
 #[test]
 fn an_address_is_found_in_its_range_and_not_behind_it() {
     let device = Device::simulated(crate::sim::SimConfig::default());
-    let flags = HostFlags { portable: true, mapped: false, write_combined: false, read_only: false };
+    let flags =
+        HostFlags { portable: true, mapped: false, write_combined: false, read_only: false };
     let source = Arc::new(HostSource::new(&device, flags));
     let memory = allocate(&source, Layout::new::<[u8; 4096]>(), None).unwrap();
     let (base, bytes) = (memory.base.addr().get(), memory.bytes);
