@@ -73,21 +73,30 @@ impl Deref for ScalarBytes {
 
 /// A value with its type.
 #[derive(Clone)]
-pub struct Param {
-    value: Arc<dyn Any + Send + Sync>,
-    type_name: &'static str,
+pub struct Param(Arc<dyn ParamValue>);
+
+trait ParamValue: Any + Send + Sync {
+    fn type_name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
 }
+
+impl<T: Any + Send + Sync> ParamValue for T {}
 
 impl Param {
     /// The size of the value.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.value)
+        size_of_val(&*self.0)
+    }
+
+    fn type_name(&self) -> &'static str {
+        (*self.0).type_name()
     }
 }
 
 impl fmt::Debug for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Param({})", self.type_name)
+        write!(f, "Param({})", self.type_name())
     }
 }
 
@@ -119,7 +128,7 @@ impl RawArg {
             Self::Buffer { address, .. } => std::ptr::from_ref(address).cast(),
             // The driver copies the bytes, and asks no alignment.
             Self::Scalar(value) => value.as_ptr(),
-            Self::Param(param) => std::ptr::from_ref(&*param.value).cast(),
+            Self::Param(param) => std::ptr::from_ref(&*param.0).cast(),
         }
     }
 
@@ -141,7 +150,7 @@ impl RawArg {
     #[doc(hidden)]
     pub fn param<T: DeviceCopy + Send + Sync>(value: T) -> Result<Self> {
         check_parameter_bytes(size_of::<T>())?;
-        Ok(Self::Param(Param { value: Arc::new(value), type_name: std::any::type_name::<T>() }))
+        Ok(Self::Param(Param(Arc::new(value))))
     }
 }
 
@@ -199,7 +208,7 @@ impl<'a> HostArgs<'a> {
                 return Ok((pointer.cast(), bytes / size));
             }
             HostArg::Scalar(value) => format!("a scalar of {}", Count(value.len(), "byte")),
-            HostArg::Param(param) => format!("a `{}` by `param`", param.type_name),
+            HostArg::Param(param) => format!("a `{}` by `param`", param.type_name()),
         };
         Err(self.mismatch(method, &found))
     }
@@ -306,7 +315,7 @@ impl<'a> HostArgs<'a> {
                 return Ok(bytemuck::pod_read_unaligned(value));
             }
             HostArg::Scalar(value) => format!("one of {}", Count(value.len(), "byte")),
-            HostArg::Param(param) => format!("a `{}` by `param`", param.type_name),
+            HostArg::Param(param) => format!("a `{}` by `param`", param.type_name()),
             HostArg::Buffer { bytes, .. } => format!("a buffer of {}", Count(bytes, "byte")),
         };
         Err(self.mismatch(&wanted, &found))
@@ -320,12 +329,12 @@ impl<'a> HostArgs<'a> {
     pub fn param<T: DeviceCopy>(&mut self) -> Result<T> {
         let wanted = format!("a `{}` by `param`", std::any::type_name::<T>());
         let found = match self.take(&wanted)? {
-            HostArg::Param(param) => match param.value.downcast_ref::<T>() {
+            HostArg::Param(param) => match (&*param.0 as &dyn Any).downcast_ref::<T>() {
                 Some(&value) => {
                     self.next += 1;
                     return Ok(value);
                 }
-                None => format!("a `{}`", param.type_name),
+                None => format!("a `{}`", param.type_name()),
             },
             HostArg::Scalar(value) => format!("a scalar of {}", Count(value.len(), "byte")),
             HostArg::Buffer { bytes, .. } => format!("a buffer of {}", Count(bytes, "byte")),

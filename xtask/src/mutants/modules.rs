@@ -14,6 +14,7 @@ pub(crate) struct Module {
 }
 
 const CORE: &str = "crates/core/src/lib.rs";
+const DRIVER: &str = "crates/driver/src/lib.rs";
 const NCCL: &str = "crates/nccl/src/lib.rs";
 const PLUG: &str = "crates/plug/src/lib.rs";
 const POOL: &str = "crates/pool/src/lib.rs";
@@ -103,6 +104,28 @@ pub(crate) const MODULES: &[Module] = &[
         path: "crates/core/src/container/between_devices.rs",
         root: CORE,
         tests: &[("serial", &["multi_device::", "peers::"]), ("it", &["device_copies::"])],
+    },
+    Module {
+        name: "elements",
+        path: "crates/driver/src/arguments.rs",
+        root: DRIVER,
+        tests: &[
+            ("aquifer_driver", &["arguments::"]),
+            ("it", &["elements::", "functions::", "host_forms::"]),
+            ("errors", &["every_error"]),
+        ],
+    },
+    Module {
+        name: "borrowed",
+        path: "crates/core/src/container/borrowed.rs",
+        root: CORE,
+        tests: &[("it", &["borrowed::"]), ("errors", &["every_error"])],
+    },
+    Module {
+        name: "copies",
+        path: "crates/core/src/container/copy.rs",
+        root: CORE,
+        tests: &[("it", &["elements::", "device_vec"]), ("errors", &["every_error"])],
     },
     Module {
         name: "capi",
