@@ -43,7 +43,7 @@ pub use pinned_resource::{PinnedOptions, PinnedResource};
 pub use pool::PinnedPool;
 pub use pool_options::PinnedPoolOptions;
 pub use pool_statistics::PinnedPoolStatistics;
-pub use registered::{RegisterError, Registered};
+pub use registered::{ReadOnly, RegisterError, Registered};
 pub use registry::{
     current_pinned_resource, reset_current_pinned_resource, set_current_pinned_resource,
 };

@@ -103,7 +103,27 @@ impl<B: HostBuffer> Registered<B> {
     }
 }
 
-impl<B: HostRead> Registered<B> {
+/// An owner of memory that is only read, by [`Registered::read_only`].
+#[derive(Debug)]
+pub struct ReadOnly<B>(B);
+
+impl<B> ReadOnly<B> {
+    /// The owner.
+    pub fn into_inner(self) -> B {
+        self.0
+    }
+}
+
+// SAFETY: the owner's own promise. A device that writes such memory faults, so this is no `HostBuffer`.
+unsafe impl<B: HostRead> HostRead for ReadOnly<B> {
+    type Item = B::Item;
+
+    fn parts(&mut self) -> (NonNull<B::Item>, usize) {
+        self.0.parts()
+    }
+}
+
+impl<B: HostRead> Registered<ReadOnly<B>> {
     /// Page-locks memory that is only read, such as a file that is mapped, where it lies. Uploads read it at the full
     /// rate then, and kernels reach it by [`Scope::map`](crate::transfer::Scope::map).
     ///
@@ -127,9 +147,13 @@ impl<B: HostRead> Registered<B> {
     #[track_caller]
     pub fn read_only(device: &Device, owner: B) -> Result<Self, RegisterError<B>> {
         let _site = CallSite::enter();
-        Self::page_lock(device, owner, true)
+        Self::page_lock(device, ReadOnly(owner), true).map_err(|RegisterError { error, buffer }| {
+            RegisterError { error, buffer: buffer.map(ReadOnly::into_inner) }
+        })
     }
+}
 
+impl<B: HostRead> Registered<B> {
     fn page_lock(device: &Device, owner: B, read_only: bool) -> Result<Self, RegisterError<B>> {
         let mut owner = MaybeUninit::new(owner);
         // SAFETY: initialised in the line above.
