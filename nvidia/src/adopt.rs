@@ -1,7 +1,7 @@
 //! Memory that NVIDIA's crates allocated, as a vector.
 
-use crate::convert::refuse_captured_home;
 use crate::context::require_same;
+use crate::convert::refuse_captured_home;
 use crate::error::refused;
 use crate::order::Between;
 use aquifer::bytemuck::Pod;
@@ -108,7 +108,10 @@ pub fn adopt<T: Pod + DeviceCopy>(
 }
 
 /// A vector over a second view of the buffer, whose first one the caller drops then.
-fn adopt_view<T: Pod + DeviceCopy>(buffer: &DeviceBuffer<T>, home: &Stream) -> Result<DeviceVec<T>> {
+fn adopt_view<T: Pod + DeviceCopy>(
+    buffer: &DeviceBuffer<T>,
+    home: &Stream,
+) -> Result<DeviceVec<T>> {
     if buffer.num_bytes() == 0 {
         return DeviceVec::new(home);
     }
@@ -123,12 +126,18 @@ fn adopt_view<T: Pod + DeviceCopy>(buffer: &DeviceBuffer<T>, home: &Stream) -> R
 }
 
 /// Orders `home` after all use of the buffer. Returns the resource of a growth.
-fn order<T: DeviceCopy>(buffer: &DeviceBuffer<T>, home: &Stream) -> Result<Arc<dyn DeviceResource>> {
+fn order<T: DeviceCopy>(
+    buffer: &DeviceBuffer<T>,
+    home: &Stream,
+) -> Result<Arc<dyn DeviceResource>> {
     require_same(home.device(), buffer.context())?;
     if !buffer.storage().is_unique() {
         return Err(refused(
             ErrorKind::InvalidArgument,
-            format!("a vector was asked for of a buffer of {} bytes with other views", buffer.num_bytes()),
+            format!(
+                "a vector was asked for of a buffer of {} bytes with other views",
+                buffer.num_bytes()
+            ),
             "drop the tensors, graphs and views of it first",
         ));
     }

@@ -25,7 +25,11 @@ pub fn context(device: &Device) -> Result<Arc<Context>> {
     // Refuses the simulated device, in words of its own.
     device.cuda_context()?;
     let context = Context::new(device.ordinal()).map_err(|error| {
-        theirs(format!("retaining the primary context of {device}"), "cuDevicePrimaryCtxRetain", error)
+        theirs(
+            format!("retaining the primary context of {device}"),
+            "cuDevicePrimaryCtxRetain",
+            error,
+        )
     })?;
     require_same(device, &context)?;
     Ok(context)
@@ -45,7 +49,7 @@ pub fn device(context: &Arc<Context>) -> Result<Device> {
 /// The error of a context that is not the device's.
 pub(crate) fn require_same(device: &Device, context: &Context) -> Result<()> {
     let own = device.cuda_context()?;
-    if own.cu_ctx() as usize == context.cu_ctx() as usize {
+    if own.cu_ctx().addr() == context.cu_ctx().addr() {
         return Ok(());
     }
     Err(refused(

@@ -51,7 +51,8 @@ pub fn into_buffer<T: Pod + DeviceCopy>(
 ) -> Result<DeviceBuffer<T>, Refused<DeviceVec<T>>> {
     let mut vec = vec;
     let made = order_before(&mut vec, stream).and_then(|between| {
-        let (owner, raw) = Owner::of_memory(vec.as_device_ptr(), vec.size_in_bytes(), stream.context());
+        let (owner, raw) =
+            Owner::of_memory(vec.as_device_ptr(), vec.size_in_bytes(), stream.context());
         let excluded = exclude_others(&raw, stream, &between);
         between.give_back();
         excluded?;
@@ -77,7 +78,7 @@ fn order_before<T: Pod>(
     let home = vec.stream().clone();
     require_usable(&home, stream, "a buffer of a vector")?;
     // Home waits for what is pending elsewhere.
-    drop(vec.on_mut(&home)?);
+    vec.on_mut(&home)?;
     let between = Between::take(home.device(), stream.context())?;
     match between.order_theirs(&home, stream) {
         Ok(()) => Ok(between),
@@ -241,7 +242,10 @@ fn require_last_view(raw: &RawDeviceBuffer) -> Result<Arc<Owner>> {
     if !raw.is_unique() {
         return Err(refused(
             ErrorKind::InvalidArgument,
-            format!("a vector was asked for of a buffer of {} bytes with other views", raw.len_bytes()),
+            format!(
+                "a vector was asked for of a buffer of {} bytes with other views",
+                raw.len_bytes()
+            ),
             "drop the tensors, graphs and views of it first",
         ));
     }

@@ -10,6 +10,9 @@ use cuda_core::{DeviceBuffer, DeviceCopy, Event, completion, memory};
 use std::fmt;
 use std::sync::Arc;
 
+/// A page-locked vector, and a buffer of theirs.
+pub type HostAndBuffer<T> = (Vec<T, PinnedAlloc>, DeviceBuffer<T>);
+
 /// A page-locked vector and a buffer of theirs while a copy between the two runs, from [`upload_new`], [`upload`] and
 /// [`download`].
 ///
@@ -17,7 +20,7 @@ use std::sync::Arc;
 /// the copy is complete. A forgotten one is leaked. The buffer's own memory is kept by its tracker.
 pub struct HostTransfer<T: Pod + DeviceCopy> {
     /// `None` once both have left.
-    parts: Option<(Vec<T, PinnedAlloc>, DeviceBuffer<T>)>,
+    parts: Option<HostAndBuffer<T>>,
     stream: Arc<cuda_core::Stream>,
     event: Event,
 }
@@ -37,7 +40,7 @@ impl<T: Pod + DeviceCopy> HostTransfer<T> {
     /// # Errors
     ///
     /// The errors of the driver. The transfer comes back.
-    pub fn wait(mut self) -> Result<(Vec<T, PinnedAlloc>, DeviceBuffer<T>), Refused<Self>> {
+    pub fn wait(mut self) -> Result<HostAndBuffer<T>, Refused<Self>> {
         if let Err(error) = self.event.synchronize() {
             let error = theirs("waiting for a copy", "cuEventSynchronize", error);
             return Err(Refused { error, value: self });
@@ -171,7 +174,7 @@ pub fn upload<T: Pod + DeviceCopy>(
     host: Vec<T, PinnedAlloc>,
     buffer: DeviceBuffer<T>,
     stream: &Arc<cuda_core::Stream>,
-) -> Result<HostTransfer<T>, Refused<(Vec<T, PinnedAlloc>, DeviceBuffer<T>)>> {
+) -> Result<HostTransfer<T>, Refused<HostAndBuffer<T>>> {
     copy(host, buffer, stream, "copying a vector to a buffer", |host, buffer| {
         // SAFETY: as in `upload_new`.
         unsafe { buffer.copy_from_host_async_unchecked(stream, host) }
@@ -187,11 +190,12 @@ pub fn download<T: Pod + DeviceCopy>(
     buffer: DeviceBuffer<T>,
     host: Vec<T, PinnedAlloc>,
     stream: &Arc<cuda_core::Stream>,
-) -> Result<HostTransfer<T>, Refused<(Vec<T, PinnedAlloc>, DeviceBuffer<T>)>> {
+) -> Result<HostTransfer<T>, Refused<HostAndBuffer<T>>> {
     copy(host, buffer, stream, "copying a buffer to a vector", |host, buffer| {
         let lease = buffer.storage().acquire(stream, false, false)?;
         stream.context().bind_to_thread()?;
-        let (target, source, bytes) = (host.as_mut_ptr(), buffer.cu_deviceptr(), buffer.num_bytes());
+        let (target, source, bytes) =
+            (host.as_mut_ptr(), buffer.cu_deviceptr(), buffer.num_bytes());
         // SAFETY: both are of `bytes` bytes. The lease keeps the buffer, and the transfer, its drop or `settle` the vector,
         // which nobody reads until the copy is complete.
         let copied =
@@ -210,7 +214,7 @@ fn copy<T: Pod + DeviceCopy>(
         &mut Vec<T, PinnedAlloc>,
         &mut DeviceBuffer<T>,
     ) -> Result<(), cuda_core::DriverError>,
-) -> Result<HostTransfer<T>, Refused<(Vec<T, PinnedAlloc>, DeviceBuffer<T>)>> {
+) -> Result<HostTransfer<T>, Refused<HostAndBuffer<T>>> {
     if let Err(error) = refuse(host.len(), buffer.len(), stream, what) {
         return Err(Refused { error, value: (host, buffer) });
     }

@@ -18,6 +18,7 @@
 //!
 //! The README says how to build it without a toolkit, and what their interface does not permit. The guide's page
 //! [`nvidia`] has whole programs.
+#![deny(missing_docs, missing_debug_implementations)]
 
 mod adopt;
 mod context;
@@ -34,7 +35,7 @@ mod view;
 pub use adopt::adopt;
 pub use context::{context, device};
 pub use convert::{into_buffer, into_vec, into_vec_after};
-pub use host::{HostTransfer, download, upload, upload_new};
+pub use host::{HostAndBuffer, HostTransfer, download, upload, upload_new};
 pub use stream::{from_stream, stream};
 #[cfg(feature = "cutile")]
 pub use tensor::{into_tensor, tensor_into_vec, tensor_into_vec_after};

@@ -11,8 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The handle that is another stream on each thread.
 const PER_THREAD: usize = 2;
 
-/// The streams of theirs that an Aquifer stream stands on, by context and handle.
-static KEPT: Mutex<Option<HashMap<(usize, usize), Arc<cuda_core::Stream>>>> = Mutex::new(None);
+/// Streams of theirs by context and handle.
+type Streams = HashMap<(usize, usize), Arc<cuda_core::Stream>>;
+
+/// Those that a stream of Aquifer stands on.
+static KEPT: Mutex<Option<Streams>> = Mutex::new(None);
 
 /// Aquifer's stream, as NVIDIA's crates name it. Theirs keeps it alive.
 ///

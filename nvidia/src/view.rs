@@ -1,7 +1,7 @@
 //! A vector that a stream of theirs uses for a while.
 
-use crate::stream::{from_stream, refuse_capture};
 use crate::error::theirs;
+use crate::stream::{from_stream, refuse_capture};
 use aquifer::bytemuck::Pod;
 use aquifer::{DeviceVec, Result};
 use cuda_core::{DeviceBuffer, DeviceCopy, RawDeviceBuffer};
@@ -73,7 +73,8 @@ pub unsafe fn borrow_mut<'a, T: Pod + DeviceCopy>(
     crate::context::require_same(vec.device(), stream.context())?;
     refuse_capture(stream, "a buffer over a vector")?;
     let ours = from_stream(stream)?;
-    drop(vec.on_mut(&ours)?);
+    // Both orders are made here, and hold without the guard.
+    vec.on_mut(&ours)?;
     let (address, bytes) = (vec.as_device_ptr(), vec.size_in_bytes());
     // SAFETY: the vector keeps the memory while it is borrowed, and the caller's promise ends all use by then. The order of
     // that use is made above.
