@@ -56,3 +56,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("saxpy: {wrong} of {N} wrong");
     if wrong == 0 { Ok(()) } else { Err("the kernel is wrong".into()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use cutile::compile_api::KernelCompiler;
+
+    /// As far as a machine without a GPU can compile it.
+    #[test]
+    fn the_kernel_compiles_to_tile_ir() {
+        let compiler = KernelCompiler::new(super::kernels::__module_ast_self, "kernels", "saxpy");
+        let compiler = compiler.generics(vec!["1024".into()]).target("sm_90");
+        let compiled = compiler.strides(&[("x", &[1]), ("y", &[1])]).compile().unwrap();
+        assert!(compiled.ir_text().contains("saxpy"));
+    }
+}

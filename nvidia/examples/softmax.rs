@@ -68,3 +68,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("softmax: {wrong} of {} wrong", found.len());
     if wrong == 0 { Ok(()) } else { Err("the kernel is wrong".into()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use cutile::compile_api::KernelCompiler;
+
+    /// As far as a machine without a GPU can compile it. The compiler wants more stack than a test's thread has.
+    #[test]
+    fn the_kernel_compiles_to_tile_ir() {
+        let compile = || {
+            let compiler =
+                KernelCompiler::new(super::kernels::__module_ast_self, "kernels", "softmax");
+            let compiler = compiler.generics(vec!["4".into(), "512".into()]).target("sm_90");
+            let compiled = compiler.strides(&[("x", &[512, 1]), ("y", &[512, 1])]).compile();
+            compiled.unwrap().ir_text()
+        };
+        let thread = std::thread::Builder::new().stack_size(8 << 20).spawn(compile).unwrap();
+        assert!(thread.join().unwrap().contains("softmax"));
+    }
+}
