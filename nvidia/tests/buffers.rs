@@ -3,6 +3,7 @@
 mod support;
 
 use aquifer::allocator_api2::vec::Vec as AllocVec;
+use aquifer::pinned::{PinnedPool, PinnedResource, set_current_pinned_resource};
 use aquifer::{CudaResource, DeviceVec, ErrorKind, PinnedAlloc, PoolResource};
 use aquifer_nvidia::{
     adopt, borrow_mut, download, from_stream, into_buffer, into_vec, into_vec_after, upload,
@@ -23,7 +24,7 @@ const SHORT: Duration = Duration::from_millis(30);
 
 #[test]
 fn their_stream_comes_after_home() {
-    let Some((device, context)) = gpu("their_stream_comes_after_home") else { return };
+    let Some((device, context, _alone)) = gpu("their_stream_comes_after_home") else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let mut vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
     write_slowly(&home, &mut vec, 7);
@@ -35,7 +36,9 @@ fn their_stream_comes_after_home() {
 
 #[test]
 fn their_stream_comes_after_uses_elsewhere() {
-    let Some((device, context)) = gpu("their_stream_comes_after_uses_elsewhere") else { return };
+    let Some((device, context, _alone)) = gpu("their_stream_comes_after_uses_elsewhere") else {
+        return;
+    };
     let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let theirs = context.new_stream().unwrap();
     let mut vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
@@ -47,7 +50,7 @@ fn their_stream_comes_after_uses_elsewhere() {
 #[test]
 fn another_stream_is_refused_until_home_is_done() {
     let test = "another_stream_is_refused_until_home_is_done";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let home = device.new_stream().unwrap();
     let (theirs, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let mut vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
@@ -60,7 +63,7 @@ fn another_stream_is_refused_until_home_is_done() {
 
 #[test]
 fn home_comes_after_their_stream() {
-    let Some((device, context)) = gpu("home_comes_after_their_stream") else { return };
+    let Some((device, context, _alone)) = gpu("home_comes_after_their_stream") else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
     let mut buffer = into_buffer(vec, &theirs).unwrap();
@@ -76,7 +79,7 @@ fn home_comes_after_their_stream() {
 #[test]
 fn home_comes_after_all_that_the_context_was_given() {
     let test = "home_comes_after_all_that_the_context_was_given";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
     let buffer = into_buffer(vec, &theirs).unwrap();
@@ -91,7 +94,7 @@ fn home_comes_after_all_that_the_context_was_given() {
 #[test]
 fn the_wrong_stream_is_refused_and_the_buffer_comes_back() {
     let test = "the_wrong_stream_is_refused_and_the_buffer_comes_back";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let home = device.new_stream().unwrap();
     let (theirs, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
@@ -107,7 +110,9 @@ fn the_wrong_stream_is_refused_and_the_buffer_comes_back() {
 
 #[test]
 fn a_vector_keeps_address_capacity_and_home() {
-    let Some((device, context)) = gpu("a_vector_keeps_address_capacity_and_home") else { return };
+    let Some((device, context, _alone)) = gpu("a_vector_keeps_address_capacity_and_home") else {
+        return;
+    };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let mut vec = DeviceVec::<u32>::with_capacity(&home, 2 * N).unwrap();
     vec.resize(N, 5).unwrap();
@@ -123,7 +128,7 @@ fn a_vector_keeps_address_capacity_and_home() {
 #[test]
 fn a_dropped_buffer_frees_its_memory_when_the_work_is_complete() {
     let test = "a_dropped_buffer_frees_its_memory_when_the_work_is_complete";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::<u32>::zeroed_in(&home, N, pool.clone()).unwrap();
@@ -142,7 +147,7 @@ fn a_dropped_buffer_frees_its_memory_when_the_work_is_complete() {
 
 #[test]
 fn a_stream_in_capture_is_refused() {
-    let Some((device, context)) = gpu("a_stream_in_capture_is_refused") else { return };
+    let Some((device, context, _alone)) = gpu("a_stream_in_capture_is_refused") else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
     // SAFETY: the capture is ended below, and its graph is never launched.
@@ -163,7 +168,7 @@ fn a_stream_in_capture_is_refused() {
 
 #[test]
 fn a_home_in_capture_is_refused() {
-    let Some((device, context)) = gpu("a_home_in_capture_is_refused") else { return };
+    let Some((device, context, _alone)) = gpu("a_home_in_capture_is_refused") else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
     let mut vec = Some(vec);
@@ -181,7 +186,9 @@ fn a_home_in_capture_is_refused() {
 
 #[test]
 fn memory_of_theirs_becomes_a_vector_in_order() {
-    let Some((device, context)) = gpu("memory_of_theirs_becomes_a_vector_in_order") else { return };
+    let Some((device, context, _alone)) = gpu("memory_of_theirs_becomes_a_vector_in_order") else {
+        return;
+    };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let mut buffer = DeviceBuffer::from_host(&theirs, &[1_u32; N]).unwrap();
     delay_theirs(&theirs);
@@ -200,7 +207,7 @@ fn memory_of_theirs_becomes_a_vector_in_order() {
 #[test]
 fn adopted_memory_is_freed_after_its_homes_work() {
     let test = "adopted_memory_is_freed_after_its_homes_work";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     // SAFETY: it is written before it is read.
     let buffer = unsafe { DeviceBuffer::<u32>::uninitialized_async(&theirs, N) }.unwrap();
@@ -220,7 +227,7 @@ fn adopted_memory_is_freed_after_its_homes_work() {
 
 #[test]
 fn a_graph_of_theirs_keeps_its_buffer() {
-    let Some((device, context)) = gpu("a_graph_of_theirs_keeps_its_buffer") else { return };
+    let Some((device, context, _alone)) = gpu("a_graph_of_theirs_keeps_its_buffer") else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
     let buffer = into_buffer(vec, &theirs).unwrap();
@@ -236,7 +243,7 @@ fn a_graph_of_theirs_keeps_its_buffer() {
 #[test]
 fn a_future_that_is_dropped_while_it_runs_is_waited_for() {
     let test = "a_future_that_is_dropped_while_it_runs_is_waited_for";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     for forget in [false, true] {
         let vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
@@ -260,7 +267,9 @@ fn a_future_that_is_dropped_while_it_runs_is_waited_for() {
 
 #[test]
 fn a_buffer_with_another_view_is_not_adopted() {
-    let Some((device, context)) = gpu("a_buffer_with_another_view_is_not_adopted") else { return };
+    let Some((device, context, _alone)) = gpu("a_buffer_with_another_view_is_not_adopted") else {
+        return;
+    };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let buffer = DeviceBuffer::from_host(&theirs, &[1_u32; N]).unwrap();
     let view = buffer.storage().clone();
@@ -273,7 +282,7 @@ fn a_buffer_with_another_view_is_not_adopted() {
 #[test]
 fn a_borrowed_buffer_is_ordered_also_when_forgotten() {
     let test = "a_borrowed_buffer_is_ordered_also_when_forgotten";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let mut vec = DeviceVec::from_slice(&home, &[1_u32; N]).unwrap();
     write_slowly(&home, &mut vec, 2);
@@ -289,7 +298,7 @@ fn a_borrowed_buffer_is_ordered_also_when_forgotten() {
 #[test]
 fn streams_and_contexts_are_the_same_by_both_names() {
     let test = "streams_and_contexts_are_the_same_by_both_names";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     assert_eq!(aquifer_nvidia::device(&context).unwrap(), device);
     let ours = device.new_stream().unwrap();
     let theirs = aquifer_nvidia::stream(&ours, &context).unwrap();
@@ -317,7 +326,7 @@ fn pinned(value: u32) -> AllocVec<u32, PinnedAlloc> {
 #[test]
 fn page_locked_vectors_are_copied_both_ways_without_a_wait() {
     let test = "page_locked_vectors_are_copied_both_ways_without_a_wait";
-    let Some((_device, context)) = gpu(test) else { return };
+    let Some((_device, context, _alone)) = gpu(test) else { return };
     let theirs = context.new_stream().unwrap();
     let (host, buffer) = upload_new(pinned(1), &theirs).unwrap().wait().unwrap();
     assert_eq!(host.as_slice(), [1; N]);
@@ -330,6 +339,7 @@ fn page_locked_vectors_are_copied_both_ways_without_a_wait() {
     assert!(!transfer.is_complete().unwrap());
     assert!(began.elapsed() < SHORT, "the host waited: {:?}", began.elapsed());
     let (host, buffer) = transfer.wait().unwrap();
+    assert!(theirs.query().unwrap(), "it did not wait");
     assert_eq!(buffer.to_host_vec(&theirs).unwrap(), [2; N]);
     let mut shorter = host;
     shorter.truncate(3);
@@ -341,7 +351,9 @@ fn page_locked_vectors_are_copied_both_ways_without_a_wait() {
 #[test]
 fn a_transfer_may_be_dropped_while_the_copy_waits() {
     let test = "a_transfer_may_be_dropped_while_the_copy_waits";
-    let Some((_device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
+    let pool = PinnedPool::new(PinnedResource::new(&device).unwrap()).unwrap();
+    set_current_pinned_resource(pool.clone());
     let theirs = context.new_stream().unwrap();
     let (_, buffer) = upload_new(pinned(0), &theirs).unwrap().wait().unwrap();
     delay_theirs(&theirs);
@@ -352,6 +364,14 @@ fn a_transfer_may_be_dropped_while_the_copy_waits() {
     drop(others);
     delay_theirs(&theirs);
     drop(upload(pinned(4), buffer, &theirs).unwrap());
+    assert_ne!(pool.statistics().live, 0, "the vector went before the copy");
+    theirs.synchronize().unwrap();
+    let began = Instant::now();
+    while pool.statistics().live != 0 {
+        assert!(began.elapsed() < Duration::from_secs(10), "the vector never went");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     std::mem::forget(upload_new(pinned(5), &theirs).unwrap());
     theirs.synchronize().unwrap();
+    assert_ne!(pool.statistics().live, 0);
 }

@@ -9,7 +9,9 @@ use support::{gpu, write_slowly};
 
 #[test]
 fn a_vector_is_a_tensor_and_comes_back() {
-    let Some((device, context)) = gpu("a_vector_is_a_tensor_and_comes_back") else { return };
+    let Some((device, context, _alone)) = gpu("a_vector_is_a_tensor_and_comes_back") else {
+        return;
+    };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let mut vec = DeviceVec::from_slice(&home, &[1_u32; 6]).unwrap();
     write_slowly(&home, &mut vec, 5);
@@ -30,7 +32,7 @@ fn a_vector_is_a_tensor_and_comes_back() {
 #[test]
 fn a_shape_that_does_not_fit_is_refused_and_the_vector_comes_back() {
     let test = "a_shape_that_does_not_fit_is_refused_and_the_vector_comes_back";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::from_slice(&home, &[1_u32; 6]).unwrap();
     let refused = into_tensor(vec, &[2, 4], &theirs).unwrap_err();
@@ -41,7 +43,7 @@ fn a_shape_that_does_not_fit_is_refused_and_the_vector_comes_back() {
 #[test]
 fn a_tensor_with_an_alias_is_refused_and_comes_back() {
     let test = "a_tensor_with_an_alias_is_refused_and_comes_back";
-    let Some((device, context)) = gpu(test) else { return };
+    let Some((device, context, _alone)) = gpu(test) else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
     let vec = DeviceVec::from_slice(&home, &[1_u32; 6]).unwrap();
     let tensor = Arc::new(into_tensor(vec, &[6], &theirs).unwrap());

@@ -7,16 +7,24 @@ use cuda_async::launch::{AsyncKernelLaunch, AsyncKernelLaunchBuilder};
 use cuda_core::{Context, DeviceBuffer, LaunchConfig as TheirConfig};
 use std::ffi::c_void;
 use std::io::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How long a kernel waits, in nanoseconds. What is not ordered runs in a small part of it.
 pub const LONG: u64 = 50_000_000;
 
-/// The device of the tests. None without a GPU, which it says.
-pub fn gpu(test: &str) -> Option<(Device, Arc<Context>)> {
+/// Held by a test that uses the GPU. A capture would disturb another test, and a host that waits for work of another test
+/// looks like one that waits for its own.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A device of a test, with its context, while no other test has it.
+pub type Gpu = (Device, Arc<Context>, MutexGuard<'static, ()>);
+
+/// The device of a test. None without a GPU, which it says.
+pub fn gpu(test: &str) -> Option<Gpu> {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = Device::open(0).and_then(|device| Ok((aquifer_nvidia::context(&device)?, device)));
     match found {
-        Ok((context, device)) => Some((device, context)),
+        Ok((context, device)) => Some((device, context, alone)),
         Err(error) => {
             // In one piece, between those of other threads.
             let line = format!("skipped: {test}: {error}\n");
