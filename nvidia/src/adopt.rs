@@ -1,16 +1,16 @@
 //! Memory that NVIDIA's crates allocated, as a vector.
 
 use crate::context::require_same;
-use crate::convert::refuse_captured_home;
+use crate::convert::{in_between, refuse_captured_home};
 use crate::error::refused;
-use crate::order::Between;
+use crate::later;
 use aquifer::bytemuck::Pod;
 use aquifer::error::Refused;
 use aquifer::mr::current_device_resource;
 use aquifer::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, ErrorKind, Result, Stream,
 };
-use cuda_core::{DeviceBuffer, DeviceCopy, RawDeviceBuffer, completion};
+use cuda_core::{DeviceBuffer, DeviceCopy, RawDeviceBuffer};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -53,17 +53,7 @@ unsafe impl DeviceResource for Adopted {
             // SAFETY: the upstream's block; the caller's promise.
             return unsafe { self.upstream.deallocate(stream, block) };
         };
-        let waiting = Between::take(stream.device(), buffer.context())
-            .and_then(|between| between.wait_for(stream).map(|()| between));
-        match waiting {
-            Ok(between) => {
-                // Their worker drops it when `stream` has done all so far. An error leaks it.
-                let _ = completion::retain_until_complete(buffer, between.theirs());
-                between.give_back();
-            }
-            // Nothing tells when the work is complete, and their free would not wait for it.
-            Err(_) => std::mem::forget(buffer),
-        }
+        later::drop_after(stream, buffer);
     }
 }
 
@@ -143,8 +133,6 @@ fn order<T: DeviceCopy>(
     }
     refuse_captured_home(home, "a vector of a buffer")?;
     let upstream = current_device_resource(home.device())?;
-    let between = Between::take(home.device(), buffer.context())?;
-    let ordered = between.order_home_after_all(home);
-    between.give_back();
-    ordered.map(|()| upstream)
+    in_between(home, |between| between.order_home_after_all(home))?;
+    Ok(upstream)
 }

@@ -79,7 +79,7 @@ fn order_before<T: Pod>(
     require_usable(&home, stream, "a buffer of a vector")?;
     // Home waits for what is pending elsewhere.
     vec.on_mut(&home)?;
-    let between = Between::take(home.device(), stream.context())?;
+    let between = Between::take(home.device())?;
     match between.order_theirs(&home, stream) {
         Ok(()) => Ok(between),
         Err(error) => {
@@ -156,9 +156,9 @@ fn acquire(
 pub fn into_vec<T: Pod + DeviceCopy>(
     buffer: DeviceBuffer<T>,
 ) -> Result<DeviceVec<T>, Refused<DeviceBuffer<T>>> {
-    take_back(buffer, |home, raw| {
+    take_back(buffer, |home, _| {
         refuse_captured_home(home, "a vector of a buffer")?;
-        in_between(home, raw, |between| between.order_home_after_all(home))
+        in_between(home, |between| between.order_home_after_all(home))
     })
 }
 
@@ -183,19 +183,15 @@ pub fn into_vec_after<T: Pod + DeviceCopy>(
     take_back(buffer, |home, raw| {
         require_usable(home, stream, "a vector of a buffer")?;
         let lease = acquire(raw, stream, "taking a vector back")?;
-        in_between(home, raw, |between| between.order_home(home, stream))?;
+        in_between(home, |between| between.order_home(home, stream))?;
         drop(lease);
         Ok(())
     })
 }
 
 /// Makes an order by a stream between.
-fn in_between(
-    home: &Stream,
-    raw: &RawDeviceBuffer,
-    order: impl FnOnce(&Between) -> Result<()>,
-) -> Result<()> {
-    let between = Between::take(home.device(), raw.context())?;
+pub(crate) fn in_between(home: &Stream, order: impl FnOnce(&Between) -> Result<()>) -> Result<()> {
+    let between = Between::take(home.device())?;
     let ordered = order(&between);
     between.give_back();
     ordered

@@ -16,8 +16,8 @@
 //!
 //! Elements are `T: Pod + DeviceCopy`. `DeviceCopy` has no blanket, so types of a program derive both.
 //!
-//! The README says how to build it without a toolkit, and what their interface does not permit. The guide's page
-//! [`nvidia`] has whole programs.
+//! The README says how to build it without a toolkit, how the order is made, and what their interface does not permit.
+//! Aquifer's guide has a page `nvidia` with whole programs.
 #![deny(missing_docs, missing_debug_implementations)]
 
 mod adopt;
@@ -25,6 +25,7 @@ mod context;
 mod convert;
 mod error;
 mod host;
+mod later;
 mod order;
 mod owner;
 mod stream;
@@ -40,3 +41,8 @@ pub use stream::{from_stream, stream};
 #[cfg(feature = "cutile")]
 pub use tensor::{into_tensor, tensor_into_vec, tensor_into_vec_after};
 pub use view::{BorrowedBuffer, borrow_mut};
+
+/// The guide's page and the README are tests.
+#[cfg(all(doctest, feature = "cutile"))]
+#[doc = include_str!("../../docs/guide/nvidia.md")]
+mod guide {}

@@ -13,10 +13,11 @@
 //! A stream between is used by one order at a time. One that still waits is not taken again while there are few, since
 //! the next order would wait for that one, too.
 
+use crate::context::context;
 use crate::error::theirs;
 use crate::stream;
 use aquifer::{Device, Result, Stream};
-use cuda_core::{Context, IntoResult, sys};
+use cuda_core::{IntoResult, sys};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,7 +35,7 @@ pub(crate) struct Between {
 
 impl Between {
     /// One that waits for nothing, or the one that was used longest ago.
-    pub(crate) fn take(device: &Device, context: &Arc<Context>) -> Result<Self> {
+    pub(crate) fn take(device: &Device) -> Result<Self> {
         let (first, known) = {
             let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
             let is_here = |it: &Between| it.ours.device() == device;
@@ -47,7 +48,8 @@ impl Between {
             None => {}
         }
         let ours = device.new_stream()?;
-        Ok(Self { theirs: stream::stream(&ours, context)?, ours })
+        // Not the context of a caller, which may be borrowed for less time than the stream is kept.
+        Ok(Self { theirs: stream::stream(&ours, &context(device)?)?, ours })
     }
 
     fn is_done(&self) -> bool {

@@ -226,6 +226,30 @@ fn adopted_memory_is_freed_after_its_homes_work() {
 }
 
 #[test]
+fn adopted_memory_that_is_dropped_in_a_capture_goes_after_it() {
+    let test = "adopted_memory_that_is_dropped_in_a_capture_goes_after_it";
+    let Some((device, context, _alone)) = gpu(test) else { return };
+    let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
+    // SAFETY: it is never read.
+    let allocate = || unsafe { DeviceBuffer::<u32>::uninitialized_async(&theirs, N) }.unwrap();
+    let vec = adopt(allocate(), &home).unwrap();
+    let address = vec.as_device_ptr();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let graph = home.capture(&pool, |_| {
+        drop(vec);
+        Ok(())
+    });
+    graph.unwrap();
+    // The next free takes it along.
+    drop(adopt(allocate(), &home).unwrap());
+    let began = Instant::now();
+    while allocate().cu_deviceptr() != address {
+        assert!(began.elapsed() < Duration::from_secs(10), "the memory never came back");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
 fn a_graph_of_theirs_keeps_its_buffer() {
     let Some((device, context, _alone)) = gpu("a_graph_of_theirs_keeps_its_buffer") else { return };
     let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
