@@ -48,11 +48,11 @@ fn checked_shape(shape: &[usize], length: usize) -> Result<Vec<i32>> {
     let fits = product == Some(length) && i32::try_from(length).is_ok();
     let sides: Option<Vec<i32>> = shape.iter().map(|side| i32::try_from(*side).ok()).collect();
     match sides {
-        Some(sides) if fits && !sides.contains(&0) => Ok(sides),
+        Some(sides) if fits && !sides.is_empty() && !sides.contains(&0) => Ok(sides),
         _ => Err(refused(
             ErrorKind::LengthMismatch,
             format!("a tensor of shape {shape:?} was asked for over {length} elements"),
-            "give a shape of as many elements, without a side of 0, of less than 2 to the 31 in all",
+            "give one side or more, none of them 0, of as many elements, and less than 2 to the 31",
         )),
     }
 }
@@ -114,4 +114,31 @@ fn buffer_of<T: Pod + DeviceCopy + DType>(tensor: &Tensor<T>) -> Result<DeviceBu
     // SAFETY: the tensor's elements, of any bit pattern. The tensor goes before the buffer is used.
     unsafe { DeviceBuffer::from_storage_copy(view.storage().clone(), tensor.size()) }
         .map_err(|error| failed(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::checked_shape;
+    use aquifer::ErrorKind;
+
+    #[test]
+    fn shapes_that_theirs_would_panic_for_are_refused() {
+        assert_eq!(checked_shape(&[2, 3], 6).unwrap(), [2, 3]);
+        assert_eq!(checked_shape(&[6], 6).unwrap(), [6]);
+        let large = 1_usize << 31;
+        for (shape, length) in [
+            (&[2, 4][..], 6),
+            (&[0, 3], 0),
+            (&[], 1),
+            (&[large], large),
+            (&[usize::MAX, 2], usize::MAX - 1),
+        ] {
+            let error = checked_shape(shape, length).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::LengthMismatch, "{shape:?}");
+        }
+        assert_eq!(
+            checked_shape(&[1 << 16, (1 << 15) - 1], (1 << 31) - (1 << 16)).unwrap().len(),
+            2
+        );
+    }
 }

@@ -10,7 +10,8 @@ use aquifer_nvidia::{
     upload_new,
 };
 use cuda_async::device_operation::DeviceOp;
-use cuda_core::{DeviceBuffer, sys};
+use cuda_core::{DeviceBuffer, DriverError, sys};
+use std::error::Error as _;
 use std::future::{Future, IntoFuture};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
@@ -18,6 +19,11 @@ use support::{delay_theirs, gpu, write_slowly, write_slowly_theirs};
 
 const N: usize = 1 << 12;
 const NOT_READY: u32 = sys::cudaError_enum_CUDA_ERROR_NOT_READY;
+
+/// The driver's code behind an error.
+fn code(error: &aquifer::Error) -> u32 {
+    error.source().and_then(|source| source.downcast_ref::<DriverError>()).unwrap().0
+}
 
 /// A host that waits for a slow kernel takes longer.
 const SHORT: Duration = Duration::from_millis(30);
@@ -102,8 +108,7 @@ fn the_wrong_stream_is_refused_and_the_buffer_comes_back() {
     delay_theirs(&theirs);
     buffer.zero_async(&theirs).unwrap();
     let refused = into_vec_after(buffer, &other).unwrap_err();
-    let driver = refused.error.driver().unwrap();
-    assert_eq!((refused.error.kind(), driver.code()), (ErrorKind::Driver, NOT_READY));
+    assert_eq!((refused.error.kind(), code(&refused.error)), (ErrorKind::Driver, NOT_READY));
     let vec = into_vec(refused.value).unwrap();
     assert_eq!(vec.to_vec().unwrap(), [0; N]);
 }
@@ -283,7 +288,7 @@ fn a_future_that_is_dropped_while_it_runs_is_waited_for() {
             drop(future)
         }
         let refused = into_vec_after(buffer, &theirs).unwrap_err();
-        assert_eq!(refused.error.driver().unwrap().code(), NOT_READY);
+        assert_eq!(code(&refused.error), NOT_READY);
         let vec = into_vec(refused.value).unwrap();
         assert_eq!(vec.to_vec().unwrap(), [6; N]);
     }
@@ -339,6 +344,34 @@ fn streams_and_contexts_are_the_same_by_both_names() {
     let mut buffer = into_buffer(vec, &theirs).unwrap();
     buffer.zero_async(&theirs).unwrap();
     assert_eq!(into_vec_after(buffer, &theirs).unwrap().to_vec().unwrap(), [0; N]);
+}
+
+#[test]
+fn many_threads_order_their_streams_at_once() {
+    let test = "many_threads_order_their_streams_at_once";
+    let Some((device, context, _alone)) = gpu(test) else { return };
+    let rounds = |thread: u32| {
+        let (home, theirs) = (device.new_stream().unwrap(), context.new_stream().unwrap());
+        let mut source = DeviceVec::<u32>::zeroed(&home, N).unwrap();
+        let mut target = DeviceVec::<u32>::zeroed(&home, N).unwrap();
+        for round in 0..200 {
+            let value = thread * 1000 + round;
+            source.fill(value).unwrap();
+            let from = into_buffer(source, &theirs).unwrap();
+            let mut to = into_buffer(target, &theirs).unwrap();
+            to.copy_from_device_async(&from, &theirs).unwrap();
+            source = into_vec_after(from, &theirs).unwrap();
+            target =
+                if round % 16 == 0 { into_vec(to) } else { into_vec_after(to, &theirs) }.unwrap();
+            source.fill(0).unwrap(); // after the copy
+            assert_eq!(target.to_vec().unwrap(), [value; N]);
+        }
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            scope.spawn(move || rounds(thread));
+        }
+    });
 }
 
 fn pinned(value: u32) -> AllocVec<u32, PinnedAlloc> {
