@@ -11,12 +11,12 @@ use aquifer::{DeviceVec, Error, ErrorKind, Result, Stream};
 use cuda_core::{AllocationLease, DeviceBuffer, DeviceCopy, RawDeviceBuffer, sys};
 use std::sync::Arc;
 
-/// Makes a vector a buffer of theirs, without a copy, for `stream` and the streams ordered after it.
+/// Makes a vector a buffer of theirs, without a copy, for work on `stream`.
 ///
 /// `stream` waits for the vector's home and for its other uses. The host does not. **Another stream is refused by their
-/// own calls** (`CUDA_ERROR_NOT_READY`) until the home has done what it was given before, since nothing orders it. The
-/// vector's memory lies in the buffer, its capacity too. [`into_vec`] and [`into_vec_after`] give the vector back. A drop
-/// of the buffer frees the memory, when their work on it is complete.
+/// own calls** (`CUDA_ERROR_NOT_READY`) until the home has done what it was given before, since nothing orders it. Then
+/// any stream of the context may use the buffer. The vector's memory lies in the buffer, its capacity too. [`into_vec`] and
+/// [`into_vec_after`] give the vector back. A drop of the buffer frees the memory, when their work on it is complete.
 ///
 /// ```no_run
 /// use aquifer::{Device, DeviceVec};

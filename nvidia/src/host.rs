@@ -51,8 +51,8 @@ impl<T: Pod + DeviceCopy> HostTransfer<T> {
         }
     }
 
-    /// The buffer at once, for work on the stream of the copy and the streams after it. The vector is freed when the copy
-    /// is complete. After a [`download`] its elements are lost.
+    /// The buffer at once, for work on the stream of the copy. Another is refused while the copy runs. The vector is freed
+    /// when the copy is complete. After a [`download`] its elements are lost.
     ///
     /// # Errors
     ///
