@@ -43,3 +43,8 @@ pub mod from_cudarc {}
 
 #[doc = include_str!("../docs/guide/from_rmm.md")]
 pub mod from_rmm {}
+
+// Its programs are tests of the crate in `nvidia/`, which alone has NVIDIA's crates.
+#[cfg(not(doctest))]
+#[doc = include_str!("../docs/guide/nvidia.md")]
+pub mod nvidia {}

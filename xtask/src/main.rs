@@ -15,6 +15,7 @@ mod loom;
 mod msrv;
 mod mutants;
 mod nightly;
+mod nvidia;
 mod process;
 mod programs;
 mod python;

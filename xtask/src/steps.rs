@@ -2,8 +2,8 @@
 
 use crate::report::Verdict;
 use crate::{
-    Place, bench, cargo, commits, examples, faults, loom, msrv, mutants, nightly, python, soak,
-    source_rules,
+    Place, bench, cargo, commits, examples, faults, loom, msrv, mutants, nightly, nvidia, python,
+    soak, source_rules,
 };
 use anyhow::{Result, bail};
 
@@ -70,6 +70,11 @@ pub(crate) const STEPS: &[Step] = &[
         "python",
         "the Python package, installed into virtual environments and tested",
         python::step,
+    ),
+    ci(
+        "nvidia",
+        "the crate for cuda-core and cutile, which wants CUDA's headers and libclang",
+        nvidia::step,
     ),
     ci("numpy", "NumPy's own tests over the Python package's handler", python::numpy),
     ci("package", "cargo publish --dry-run", cargo::package),

@@ -9,7 +9,8 @@ use pulldown_cmark::{Event, Options, Parser, Tag};
 use std::path::Path;
 
 /// The pages, besides those of the guide.
-const PAGES: [&str; 4] = ["ARCHITECTURE.md", "CHANGELOG.md", "README.md", "replay/README.md"];
+const PAGES: [&str; 5] =
+    ["ARCHITECTURE.md", "CHANGELOG.md", "README.md", "nvidia/README.md", "replay/README.md"];
 
 /// The pages of the guide, which rustdoc includes.
 const GUIDE: &str = "docs/guide";

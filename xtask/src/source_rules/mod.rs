@@ -23,7 +23,7 @@ use source::{Source, sources};
 use std::fmt;
 
 /// The folders whose Rust files are looked at.
-const FOLDERS: [&str; 25] = [
+const FOLDERS: [&str; 28] = [
     "src",
     "crates/collective/src",
     "crates/core/src",
@@ -45,6 +45,9 @@ const FOLDERS: [&str; 25] = [
     "fuzz/fuzz_targets",
     "fuzz/src",
     "fuzz/tests",
+    "nvidia/examples",
+    "nvidia/src",
+    "nvidia/tests",
     "xtask/src",
     "replay/benches",
     "replay/src",
