@@ -29,12 +29,14 @@ fn an_owner_goes_on_after_all_use_of_the_loan_elsewhere() {
     let device = support::device();
     let [theirs, a, b] = [(); 3].map(|()| device.new_stream().unwrap());
     let mut tensor = DeviceVec::from_slice(&theirs, &vec![1_u32; 50_000]).unwrap();
+    let address = tensor.as_device_ptr();
     for round in 0..20 {
         add_one(&theirs, &mut tensor).unwrap();
         {
             // SAFETY: it is left alone while the loan lasts.
             let mut lent = unsafe { lend(&tensor) };
             assert_eq!((lent.len(), lent.stream()), (50_000, &theirs));
+            assert_eq!(lent.as_device_ptr(), address);
             add_one(&a, &mut lent).unwrap();
             let (mut head, mut tail) = lent.as_mut_slice().into_split_at_mut(20_000).unwrap();
             add_one(&a, &mut head).unwrap();
@@ -153,12 +155,59 @@ fn a_loan_waits_on_the_host_where_home_cannot_wait() {
             })
         });
         wait.recv().unwrap();
+        let used = other.record().unwrap();
         lent.end().unwrap();
+        // Its owner may use the memory without a call of this crate, which would do what was put off.
+        assert!(used.is_complete().unwrap());
         ended.send(()).unwrap();
         capture.join().unwrap().unwrap();
     });
     add_one(&theirs, &mut tensor).unwrap();
     assert!(tensor.to_vec().unwrap().iter().all(|&value| value == 3));
+}
+
+#[test]
+fn the_memory_of_a_lost_device_comes_back_with_an_error() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let [theirs, other] = [(); 2].map(|()| device.new_stream().unwrap());
+    let tensor = DeviceVec::from_slice(&theirs, &[1_u32; 100]).unwrap();
+    for is_dropped in [true, false] {
+        // SAFETY: it is left alone while the loan lasts.
+        let mut lent = unsafe { lend(&tensor) };
+        if !is_dropped {
+            add_one(&other, &mut lent).unwrap();
+            simulator.lose_context();
+            assert_eq!(kind(lent.end()), ErrorKind::ContextLost);
+        }
+    }
+}
+
+/// Nobody can wait for a stream in a capture that was not declared, and the owner is about to use the memory.
+#[cfg(unix)]
+#[test]
+fn memory_that_may_still_be_used_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+
+    const NAME: &str = "borrowed::memory_that_may_still_be_used_ends_the_process";
+    const CHILD: &str = "AQUIFER_TEST_LENDS";
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", NAME, "--nocapture", "--test-threads=1"]).env(CHILD, "1");
+        let output = child.env("AQUIFER_BACKEND", "sim").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(6), "{text}");
+        assert!(text.contains("may still use borrowed memory"), "{text}");
+        return;
+    }
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let [theirs, other] = [(); 2].map(|()| device.new_stream().unwrap());
+    let tensor = DeviceVec::from_slice(&theirs, &[1_u32; 100]).unwrap();
+    // SAFETY: it is left alone while the loan lasts.
+    let mut lent = unsafe { lend(&tensor) };
+    simulator.stall(&other).unwrap();
+    add_one(&other, &mut lent).unwrap();
+    simulator.start_capture(&other).unwrap();
+    drop(lent);
 }
 
 #[test]

@@ -170,14 +170,16 @@ impl<T: DeviceCopy> BorrowedVec<'_, T> {
     }
 
     fn give_back(&mut self) -> Result<()> {
-        if self.buffer.bytes() == 0 || is_forked_child() {
+        // A lock on the way may be held by a thread of the parent.
+        if is_forked_child() {
             return Ok(());
         }
         let ended = self.buffer.end_loan();
         if let Err(error) = &ended {
             abort_unless_stopped(self.buffer.home(), error);
+            // Nothing uses it any more, and it is not ours to report as leaked.
+            self.buffer.forget();
         }
-        self.buffer.forget();
         ended
     }
 }
