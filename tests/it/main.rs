@@ -41,6 +41,7 @@ mod growth_in_place;
 mod guard_failures;
 mod guards;
 mod host_forms;
+mod host_functions;
 mod ipc;
 #[cfg(target_os = "linux")]
 mod ipc_mapped;

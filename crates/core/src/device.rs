@@ -10,7 +10,9 @@ mod simulated;
 
 #[cfg(feature = "cuda")]
 use crate::driver::cuda::{self, CudaDriver};
-use crate::driver::{Driver, ErrorContext, RawEvent, is_forked_child, not_forked};
+use crate::driver::{
+    Driver, ErrorContext, RawEvent, is_forked_child, is_in_host_function, not_forked,
+};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
@@ -279,7 +281,8 @@ impl Device {
 
     pub(crate) fn give_event(&self, event: RawEvent) {
         let mut spare = self.inner.spare_events.lock();
-        if spare.len() < SPARE_EVENTS {
+        // Inside of a host function none can be destroyed.
+        if spare.len() < SPARE_EVENTS || is_in_host_function() {
             spare.push(event);
             return;
         }

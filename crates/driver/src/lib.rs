@@ -28,6 +28,8 @@ mod calls;
 pub mod cuda;
 pub mod fork;
 #[allow(missing_docs, reason = "for the crates above alone")]
+mod host_function;
+#[allow(missing_docs, reason = "for the crates above alone")]
 pub mod ipc;
 mod peer;
 mod pool_end;
@@ -50,7 +52,11 @@ pub use calls::{
     PreferredLocation, RawCopy, RawFill, RawLaunch, RegionCalls, StreamCalls, StreamKeeper,
     VectorEvent, VectorType, WorkCalls, has_ended_capture,
 };
-pub use fork::{call_not_forked, is_forked_child, not_forked};
+pub use fork::{
+    call_not_forked, is_forked_child, is_in_host_function, may_not_call, not_forked,
+    not_in_host_function,
+};
+pub use host_function::{HostFunction, StreamOutcome, run_in_host_function};
 pub use ipc::{AllocationKind, IpcBytes, IpcCalls, process_of};
 pub use kernel::{Access, HostArgs, HostForm, Kernel, KernelImage, LaunchConfig, RawArg};
 pub use peer::PeerCalls;

@@ -4,7 +4,8 @@ use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::CallSite;
 use crate::driver::{
-    BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool, is_forked_child, not_forked,
+    BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool, is_forked_child,
+    is_in_host_function, not_forked,
 };
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -488,11 +489,14 @@ impl Drop for AsyncResource {
         if !self.owned {
             return;
         }
-        // SAFETY: this resource alone allocates from its pool, and it is going away.
-        let destroyed = unsafe { self.device.driver().pool_destroy(self.pool) };
-        if let Err(error) = destroyed {
-            report_failed_free(&self.device, 0, &error);
-        }
+        let (device, pool) = (self.device.clone(), self.pool);
+        let destroy = move || {
+            // SAFETY: the resource alone allocated from its pool, and it is gone.
+            if let Err(error) = unsafe { device.driver().pool_destroy(pool) } {
+                report_failed_free(&device, 0, &error);
+            }
+        };
+        if is_in_host_function() { deferred::defer_to_program(destroy) } else { destroy() }
     }
 }
 fn refuse_capture(entered: &StreamCall<'_>, layout: DeviceLayout) -> Result<()> {

@@ -4,7 +4,7 @@ use crate::container::host_copy::{to_device, to_host};
 use crate::container::stopped::{HostAccess, may_return};
 use crate::container::{DeviceVec, check_range};
 use crate::driver::CallSite;
-use crate::driver::{ErrorContext, is_forked_child};
+use crate::driver::{ErrorContext, is_forked_child, not_in_host_function};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::event::Event;
 use crate::pinned::HostBuffer;
@@ -278,6 +278,9 @@ impl<B: HostBuffer> Transfer<B> {
     #[track_caller]
     pub fn wait(mut self) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
         let _site = CallSite::enter();
+        // Its drop frees the buffers later.
+        not_in_host_function("a transfer")
+            .map_err(|error| TransferError { error, buffers: None })?;
         let wait = |in_flight: &InFlight<B>| in_flight.event.event().synchronize();
         let ended = self.in_flight.as_ref().map_or(Ok(()), wait);
         self.end(ended)
@@ -336,6 +339,9 @@ impl<B: HostBuffer> Future for Transfer<B> {
     type Output = Result<(B, DeviceVec<B::Item>), TransferError<B>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Err(error) = not_in_host_function("a transfer") {
+            return Poll::Ready(Err(TransferError { error, buffers: None }));
+        }
         let Some(mut in_flight) = self.in_flight.take() else {
             return Poll::Ready(self.end(Ok(())));
         };
