@@ -93,7 +93,7 @@ impl Stream {
     /// there. Calls of cudarc and of other libraries are refused by the driver, or not at all.
     ///
     /// What the function drops, or owns, is freed by a later call on a thread of the program: vectors, graphs, transfers,
-    /// streams, pools, and page-locked memory. The [guide](crate) lists the calls that look for it, in its page on tasks.
+    /// streams, pools, and page-locked memory. The guide's page `tasks` lists the calls that look for it.
     /// New memory of [`PinnedAlloc`](crate::PinnedAlloc) is ordinary memory there, unless the thread had some at hand. Other
     /// allocators refuse. A transfer that is waited for there gives no buffers back.
     ///
