@@ -69,7 +69,7 @@ fn a_graph_of_fifty_kernels_runs_right_after_twenty_rounds() {
         // SAFETY: no graph is launched while it sleeps, and there are no other pointers.
         let slept = unsafe { pool.sleep(Keep::PageLocked) }.unwrap();
         let free = device.memory_info().unwrap().free;
-        assert!(free >= before + slept.bytes as u64, "{slept:?}: {before} and {free}");
+        assert!(free >= before + slept.bytes, "{slept:?}: {before} and {free}");
         // The card is another's meanwhile.
         let other = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
         let mut taken = DeviceVec::<u8>::zeroed_in(&stream, (free / 2) as usize, other).unwrap();

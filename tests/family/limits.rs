@@ -34,7 +34,7 @@ const FULL: usize = 160 * MIB;
 /// All that a small device has is given, refused beyond, and given again.
 #[test]
 fn a_device_that_is_full_refuses_and_serves_again() {
-    each_simulated("a_device_that_is_full", FULL as u64, |fixture, _| {
+    each_simulated("a_device_that_is_full", FULL, |fixture, _| {
         if !fixture.made.of_device {
             return;
         }

@@ -115,7 +115,7 @@ fn what_no_device_holds_is_an_error() {
 
 #[test]
 fn addresses_that_run_out_are_an_error_too() {
-    let (device, _) = support::simulated(SimConfig::default().capacity(u64::MAX));
+    let (device, _) = support::simulated(SimConfig::default().capacity(usize::MAX));
     let stream = device.new_stream().unwrap();
     for (name, resource) in all(&device) {
         let layout = DeviceLayout::with_alignment(1 << 62, 1).unwrap();

@@ -126,7 +126,7 @@ impl ManagedResource {
         let deferred = defer_events();
         let mut quota = self.quota.lock();
         if !self.oversubscribe && !quota.has_room_surely(bytes) {
-            quota.update(self.device.memory_info()?.free);
+            quota.update(self.device.memory_info()?.free as u64);
             if !quota.has_room(bytes) {
                 return Ok(None);
             }

@@ -95,7 +95,7 @@ impl PendingDeallocations {
     /// The errors of asking the device for its memory.
     pub fn for_device(device: &Device) -> Result<Self> {
         let fifth = device.memory_info()?.total / 5;
-        Ok(Self::new(Self::NUMBA_COUNT, usize::try_from(fifth).unwrap_or(usize::MAX)))
+        Ok(Self::new(Self::NUMBA_COUNT, fifth))
     }
 
     /// Adds a deallocation of `bytes` bytes, and runs all that wait if they are too many now and no

@@ -163,8 +163,8 @@ impl Simulator {
     }
 
     /// Bytes of device memory, managed memory and handles included, that are allocated and not freed.
-    pub fn live_bytes(&self) -> u64 {
-        self.blocks(BlockKind::is_device_memory).1 + self.handles().1
+    pub fn live_bytes(&self) -> usize {
+        (self.blocks(BlockKind::is_device_memory).1 + self.handles().1) as usize
     }
 
     /// Blocks of device memory, managed memory and handles included, that are allocated and not freed.

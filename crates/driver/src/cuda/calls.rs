@@ -87,7 +87,7 @@ impl MemoryCalls for CudaDriver {
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both are writable for the call.
         unsafe { self.relaxed()?.mem_get_info(&raw mut free, &raw mut total) }?;
-        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+        Ok(MemoryInfo { free, total })
     }
 
     fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress> {

@@ -153,11 +153,11 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     }
 
     fn free(&self) -> Option<u64> {
-        self.resource.device().memory_info().ok().map(|info| info.free)
+        self.resource.device().memory_info().ok().map(|info| info.free as u64)
     }
 
     fn total(&self) -> Option<u64> {
-        self.resource.device().memory_info().ok().map(|info| info.total)
+        self.resource.device().memory_info().ok().map(|info| info.total as u64)
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
