@@ -56,6 +56,7 @@ mod logging;
 mod logging_failures;
 mod mapped_pool;
 mod memory_managers;
+mod numa_nodes;
 #[cfg(feature = "nvrtc")]
 mod nvrtc;
 mod pinned_limits;
