@@ -73,7 +73,8 @@ impl PinnedOptions {
         /// 0.3 s by 8 threads and 1.7 s by the driver. A fork copies them for the child, which took 0.8 s for 1 GiB. The
         /// child shares the driver's memory with its parent instead. So take 0 for a process that forks workers.
         ///
-        /// The driver makes the memory where the system lacks a step, which an event at `debug` names.
+        /// The driver makes the memory where the system lacks a step, which an event at `debug` names. Blocks on a
+        /// [named node](Self::numa_node) are touched by one thread at least, and are never the driver's.
         touch_threads: usize;
 
         /// The NUMA node of all blocks, of any size. A pool over the resource has its memory there, too. By default, blocks of

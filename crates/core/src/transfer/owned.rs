@@ -48,18 +48,18 @@ pub struct Transfer<B: HostBuffer> {
     in_flight: Option<InFlight<B>>,
 }
 
-struct InFlight<B: HostBuffer> {
+pub(super) struct InFlight<B: HostBuffer> {
     /// The buffer, which is not touched as a `B` while the device may write behind it. A move of a `Box` or `Vec`
     /// promises that nothing else writes its memory.
-    host: MaybeUninit<B>,
-    device: DeviceVec<B::Item>,
-    event: End,
+    pub(super) host: MaybeUninit<B>,
+    pub(super) device: DeviceVec<B::Item>,
+    pub(super) event: End,
     /// The device's access to the host's buffer.
-    access: HostAccess,
+    pub(super) access: HostAccess,
 }
 
 /// The event that ends a copy. It is the transfer's own until a future has to be woken for it.
-enum End {
+pub(super) enum End {
     Own(Event),
     Watched(Arc<Watched>),
 }
@@ -234,7 +234,7 @@ pub(super) fn begin<B: HostBuffer>(
 
 /// The error with the buffers, if they may go back by the device's `access` to the host's. Otherwise the buffers are
 /// leaked.
-fn failed<B: HostBuffer>(
+pub(super) fn failed<B: HostBuffer>(
     stream: &Stream,
     error: Error,
     access: HostAccess,
@@ -258,6 +258,10 @@ fn failed<B: HostBuffer>(
 }
 
 impl<B: HostBuffer> Transfer<B> {
+    pub(super) fn in_flight(in_flight: InFlight<B>) -> Self {
+        Self { in_flight: Some(in_flight) }
+    }
+
     /// Whether the copy is complete, so that [`wait`](Self::wait) would not wait.
     ///
     /// # Errors
