@@ -201,7 +201,7 @@ impl Subject for RealPool {
     }
 
     fn reserved(&self) -> usize {
-        self.simulator.live_bytes() as usize
+        self.simulator.live_bytes()
     }
 }
 

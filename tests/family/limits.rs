@@ -15,7 +15,7 @@ pub(crate) fn is_too_much(error: &Error) -> bool {
 #[test]
 fn more_than_the_device_has_is_a_typed_error_and_no_end() {
     each("more_than_the_device_has", |fixture| {
-        let total = fixture.device.memory_info().unwrap().total as usize;
+        let total = fixture.device.memory_info().unwrap().total;
         let pebibyte = (total * 1024).max(1 << 50);
         for stream in [fixture.device.default_stream(), fixture.stream()] {
             for bytes in [pebibyte, 1 << 60, isize::MAX as usize - 4095] {

@@ -572,3 +572,99 @@ fn many_threads_launch_functions_that_drop() {
     eventually(&stream, || pool.statistics().live == 0);
     device.finish().unwrap();
 }
+
+/// Has `drops` run inside, and waits without a call that looks for what was dropped.
+fn dropped_inside(stream: &Stream, drops: impl FnOnce() + Send + 'static) {
+    stream.launch_host_fn(drops).unwrap();
+    let behind = stream.record().unwrap();
+    let begun = Instant::now();
+    while !behind.is_complete().unwrap() {
+        assert!(begun.elapsed() < LONG);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_dropped_inside_waits_for_a_call_of_the_program() {
+    let name = "what_is_dropped_inside_waits_for_a_call_of_the_program";
+    // No other test's thread looks for it there.
+    if !support::in_own_process(module_path!(), name) {
+        return;
+    }
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let (stream, home) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let calls = |call| simulator.call_count(call);
+
+    let vec = DeviceVec::<u8>::zeroed_in(&home, 1000, pool.clone()).unwrap();
+    dropped_inside(&stream, move || drop(vec));
+    assert!(pool.statistics().live > 0, "a vector");
+    stream.synchronize().unwrap();
+    assert_eq!(pool.statistics().live, 0);
+
+    // By hand, too.
+    let block = pool.allocate(&home, DeviceLayout::new(1000).unwrap()).unwrap();
+    let (own, on) = (pool.clone(), home.clone());
+    // SAFETY: allocated above, with no work.
+    dropped_inside(&stream, move || unsafe { own.deallocate(&on, block) });
+    assert!(pool.statistics().live > 0, "a block");
+    stream.synchronize().unwrap();
+    assert_eq!(pool.statistics().live, 0);
+
+    let pinned = PinnedPool::new(PinnedResource::new(&device).unwrap()).unwrap();
+    let mut block = AllocVec::<u8, PinnedPool>::new_in(pinned.clone());
+    block.resize(5000, 1);
+    dropped_inside(&stream, move || drop(block));
+    assert!(pinned.statistics().live > 0, "page-locked memory of a pool");
+    stream.synchronize().unwrap();
+    assert_eq!(pinned.statistics().live, 0);
+
+    let mut kept = DeviceVec::<u32>::zeroed_in(&home, 100, pool.clone()).unwrap();
+    let (graph, ()) = home.capture(&pool, |stream| add_one(stream, &mut kept)).unwrap();
+    let before = calls("cuGraphExecDestroy");
+    dropped_inside(&stream, move || drop(graph));
+    assert_eq!(calls("cuGraphExecDestroy"), before, "a graph");
+    stream.synchronize().unwrap();
+    assert_eq!(calls("cuGraphExecDestroy"), before + 1);
+
+    let (before, single) = (calls("cuStreamDestroy"), device.new_stream().unwrap());
+    dropped_inside(&stream, move || drop(single));
+    assert_eq!(calls("cuStreamDestroy"), before, "a stream");
+    stream.synchronize().unwrap();
+    assert_eq!(calls("cuStreamDestroy"), before + 1);
+
+    let events: Vec<_> = (0..2000).map(|_| home.record().unwrap()).collect();
+    let before = calls("cuEventCreate");
+    dropped_inside(&stream, move || drop(events));
+    let again: Vec<_> = (0..2000).map(|_| home.record().unwrap()).collect();
+    assert_eq!(calls("cuEventCreate") - before, 1, "the event behind the function");
+    drop(again);
+
+    let before = calls("cuMemPoolDestroy");
+    let driver_pool = aquifer::mr::AsyncResource::new(&device).unwrap();
+    dropped_inside(&stream, move || drop(driver_pool));
+    assert_eq!(calls("cuMemPoolDestroy"), before, "a driver pool");
+    stream.synchronize().unwrap();
+    assert_eq!(calls("cuMemPoolDestroy"), before + 1);
+
+    drop(kept);
+    let reserved = simulator.live_bytes();
+    dropped_inside(&stream, move || drop(pool));
+    assert_eq!(simulator.live_bytes(), reserved, "a pool");
+    stream.synchronize().unwrap();
+    assert!(simulator.live_bytes() < reserved);
+    simulator.check().unwrap();
+}
+
+#[test]
+fn an_undeclared_capture_refuses_functions_and_goes_on() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    simulator.start_capture(&stream).unwrap();
+    let refused = stream.launch_host_fn(|| ()).unwrap_err();
+    assert_eq!(refused.error.kind(), ErrorKind::Capture);
+    assert!(simulator.stop_capture(&stream), "nothing invalidated it");
+    stream.launch_host_fn(refused.value).unwrap();
+    stream.synchronize().unwrap();
+    simulator.check().unwrap();
+}

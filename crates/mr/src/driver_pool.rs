@@ -373,7 +373,7 @@ impl AsyncResource {
         deferred_event!(
             debug, target: DRIVER_POOL, device, handle, keep, bytes = given, "driver pool trimmed"
         );
-        Ok(usize::try_from(given).unwrap_or(usize::MAX))
+        Ok(given)
     }
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to
