@@ -109,7 +109,7 @@ fn read(path: &Path, device: &Device) -> Result<AllocVec<u8, PinnedAlloc>, Failu
         return Err(format!("{} is empty: there is nothing to count", path.display()).into());
     }
     let free = device.memory_info()?.free;
-    if bytes > free {
+    if bytes > free as u64 {
         let path = path.display();
         return Err(format!("{path} has {bytes} bytes, {device} has {free} free").into());
     }

@@ -185,7 +185,7 @@ fn assert_works(device: &Device, stream: &Stream) {
 }
 
 fn free(device: &Device) -> u64 {
-    device.memory_info().unwrap().free
+    device.memory_info().unwrap().free as u64
 }
 
 #[test]

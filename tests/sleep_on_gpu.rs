@@ -69,10 +69,10 @@ fn a_graph_of_fifty_kernels_runs_right_after_twenty_rounds() {
         // SAFETY: no graph is launched while it sleeps, and there are no other pointers.
         let slept = unsafe { pool.sleep(Keep::PageLocked) }.unwrap();
         let free = device.memory_info().unwrap().free;
-        assert!(free >= before + slept.bytes as u64, "{slept:?}: {before} and {free}");
+        assert!(free >= before + slept.bytes, "{slept:?}: {before} and {free}");
         // The card is another's meanwhile.
         let other = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
-        let mut taken = DeviceVec::<u8>::zeroed_in(&stream, (free / 2) as usize, other).unwrap();
+        let mut taken = DeviceVec::<u8>::zeroed_in(&stream, (free / 2), other).unwrap();
         taken.fill(0xee).unwrap();
         drop(taken);
         stream.synchronize().unwrap();
@@ -135,7 +135,7 @@ impl Part {
 fn be_a_part(number: u32) {
     let (device, stream, weights) = device();
     let cache = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
-    let bytes = device.memory_info().unwrap().total as usize / 10 * 6;
+    let bytes = device.memory_info().unwrap().total / 10 * 6;
     let kept = bytes / 8;
     let fill = |bytes: usize, pool: &Pool| {
         let sizes = (0..bytes).step_by(1024 * MIB).map(|at| (1024 * MIB).min(bytes - at));

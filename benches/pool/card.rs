@@ -55,7 +55,7 @@ impl Card {
             if bench.simulated() { simulated_device(8 << 30) } else { bench.device.clone() };
         let streams = [must(device.new_stream()), must(device.new_stream())];
         let bytes = must(device.memory_info()).free;
-        Self { device, streams, bytes }
+        Self { device, streams, bytes: bytes as u64 }
     }
 
     /// So many percent of it, in whole MiB.

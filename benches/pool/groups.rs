@@ -34,7 +34,7 @@ pub(crate) fn main(groups: &[Group]) -> ExitCode {
 }
 
 /// A simulated device with so many bytes, and without what slows it down.
-pub(crate) fn simulated_device(capacity: u64) -> Device {
+pub(crate) fn simulated_device(capacity: usize) -> Device {
     Device::simulated(
         SimConfig::default().capacity(capacity).without_pool_checks().without_poison(),
     )

@@ -131,7 +131,7 @@ impl Bench {
             // It takes its memory from the host, which may have less than the traces' 16000 MiB.
             (true, true) => 2 << 30,
             (true, false) => 36 << 30,
-            (false, _) => must(self.device.memory_info()).free as usize,
+            (false, _) => must(self.device.memory_info()).free,
         };
         (memory / parts) & !0xF_FFFF
     }

@@ -894,8 +894,8 @@ unsafe extern "C" fn memory_info(
             )
         };
         let info = device(device_number)?.memory_info()?;
-        free.set(info.free);
-        total.set(info.total);
+        free.set(info.free as u64);
+        total.set(info.total as u64);
         Ok(())
     })
 }

@@ -105,7 +105,7 @@ pub(crate) fn memory_info(
 ) -> PyResult<(u64, u64)> {
     let device = self::device(py, device.unwrap_or_else(current_ordinal))?;
     let info = detach(py, || device.memory_info()).map_err(Raised::from)?;
-    Ok((info.free, info.total))
+    Ok((info.free as u64, info.total as u64))
 }
 
 /// Chooses the calling thread's device, or leaves it to the current context (None); the one that was chosen before.

@@ -114,8 +114,10 @@ impl Stack {
             Backend::Simulated => {
                 let capacity = options.capacity.unwrap_or(AMPLE);
                 // Nothing is written, so a log of a large GPU needs none of its memory here.
-                let config =
-                    SimConfig::default().capacity(capacity).without_poison().without_pool_checks();
+                let config = SimConfig::default()
+                    .capacity(capacity as usize)
+                    .without_poison()
+                    .without_pool_checks();
                 (Device::simulated(config), options.capacity)
             }
             Backend::Cuda(ordinal) => (Device::open(ordinal)?, options.capacity),

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 /// More than a program with its moves and its waste can take.
-const CAPACITY: u64 = 1 << 42;
+const CAPACITY: usize = 1 << 42;
 
 /// How often the device is asked about a stream until it has done what it can.
 const QUESTIONS: usize = 500;
@@ -201,7 +201,7 @@ impl Subject for RealPool {
     }
 
     fn reserved(&self) -> usize {
-        self.simulator.live_bytes() as usize
+        self.simulator.live_bytes()
     }
 }
 

@@ -131,7 +131,7 @@ fn settle(shared: &Shared, complaints: &Complaints) -> Step {
     }
     drop(pool);
     let simulator = shared.simulator.as_ref();
-    let blocks = || simulator.map_or(0, |it| it.live_bytes() as usize + it.host_blocks());
+    let blocks = || simulator.map_or(0, |it| it.live_bytes() + it.host_blocks());
     all_is_back(shared, complaints, "memory of the device", blocks)?;
     shared.verdict()?;
     match complaints.first() {

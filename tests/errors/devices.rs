@@ -37,6 +37,7 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("a call was to fail with success", simulator.fail_call("cuMemAlloc", 1, 0));
     simulator.fail_call("cuMemGetInfo", 1, 999).unwrap();
     table.failed("what is free cannot be asked", one.memory_info());
+    table.failed("a part of the memory that is none", one.percent_of_memory(120.0));
     simulator.fail_call("cuStreamCreate", 1, 2).unwrap();
     table.failed("no room for a stream", one.new_stream());
     simulator.fail_call("cuCtxRecordEvent", 1, 999).unwrap();

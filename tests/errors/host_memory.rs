@@ -25,6 +25,10 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("the address of what is not mapped", MappedAlloc::device_address(&vec));
 
     let with = || PinnedPool::builder(PinnedResource::new(&device).unwrap());
+    let on_node = || PinnedResource::builder(&device).numa_node(1000);
+    table.failed("page-locked memory on a node that is none", on_node().build());
+    let combined = on_node().write_combined(true).build();
+    table.failed("write-combined memory on a node", combined);
     table.failed("a pinned maximum of 100", with().maximum_size(100).build());
     table.failed("a pinned maximum of 0", with().maximum_size(0).build());
     let above = with().initial_size(8192).maximum_size(4096).build();

@@ -15,6 +15,7 @@ mod data_handlers;
 mod devices;
 mod drivers;
 mod graphs;
+mod host_functions;
 mod host_memory;
 mod managers;
 mod processes;
@@ -33,10 +34,11 @@ use table::Table;
 
 type Rows = fn(&mut Table);
 
-const CHAPTERS: [(&str, Rows); 15] = [
+const CHAPTERS: [(&str, Rows); 16] = [
     ("Devices and the environment", devices::rows),
     ("Layouts, vectors, launches", containers::rows),
     ("Streams, captures, transfers", streams::rows),
+    ("Functions on the host", host_functions::rows),
     ("Resources", resources::rows),
     ("Pools that sleep", sleep::rows),
     ("Graphs that share memory", graphs::rows),

@@ -26,7 +26,7 @@ pub(crate) fn rows(table: &mut Table) {
 }
 
 fn small() -> (Device, Stream) {
-    let device = simulated(SimConfig::default().capacity(MIB as u64)).0;
+    let device = simulated(SimConfig::default().capacity(MIB)).0;
     let stream = device.new_stream().unwrap();
     (device, stream)
 }

@@ -13,6 +13,12 @@ const UNREACHED: &[(&str, &str, &str)] = &[
     ("crates/nvrtc/src/compile.rs", "", "of the feature `nvrtc`: tests/it/nvrtc.rs"),
     ("crates/driver/src/cuda/conversions.rs", "a call of cudarc failed", "a GPU is needed"),
     (
+        "crates/core/src/pinned/numa.rs",
+        "ErrorKind::Unsupported, what",
+        "of systems that place no memory: containers, and others than Linux",
+    ),
+    ("crates/core/src/pinned/source.rs", "or leave numa_node out", "the system has room"),
+    (
         "crates/core/src/stream/graph.rs",
         "waits for its device",
         "a queue that is full: crates/core/src/stream/graph/tests.rs",

@@ -234,6 +234,9 @@ fn transfers(table: &mut Table) {
     let vec = DeviceVec::<u32>::new(&stream).unwrap();
     simulator.fail_call("cuEventCreate", 1, 2).unwrap();
     table.failed("a transfer without an event", stream.upload(host, vec));
+    let vec = DeviceVec::<u32>::new(&stream).unwrap();
+    simulator.fail_call("cuEventCreate", 1, 2).unwrap();
+    table.failed("a transfer of ranges without an event", stream.upload_ranges(vec![], [], vec));
 }
 
 fn mapped_elsewhere(table: &mut Table) {

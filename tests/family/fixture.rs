@@ -60,7 +60,7 @@ pub(crate) fn each_owned(case: &str, body: impl Fn(Fixture)) {
 }
 
 /// Asks every row, on a simulated device of so many bytes, whatever the suite runs on.
-pub(crate) fn each_simulated(case: &str, capacity: u64, body: impl Fn(Fixture, &Simulator)) {
+pub(crate) fn each_simulated(case: &str, capacity: usize, body: impl Fn(Fixture, &Simulator)) {
     let device = |seed| {
         let config = SimConfig::default().seed(seed).capacity(capacity);
         CheckedDevice::from(support::simulated(config).0)
@@ -111,13 +111,13 @@ fn nothing_is_left(device: &Device, simulator: &Simulator) {
         let info = device.memory_info().unwrap();
         [
             ("bytes of device memory", simulator.live_bytes()),
-            ("blocks of device memory", simulator.live_blocks() as u64),
-            ("blocks of page-locked memory", simulator.host_blocks() as u64),
-            ("blocks of ordinary memory", simulator.pageable_blocks() as u64),
+            ("blocks of device memory", simulator.live_blocks()),
+            ("blocks of page-locked memory", simulator.host_blocks()),
+            ("blocks of ordinary memory", simulator.pageable_blocks()),
             ("bytes that are not free", info.total - info.free),
         ]
     };
-    let is_left = |left: &[(&str, u64)]| left.iter().any(|(_, count)| *count != 0);
+    let is_left = |left: &[(&str, usize)]| left.iter().any(|(_, count)| *count != 0);
     let start = Instant::now();
     while is_left(&left()) && start.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(1));

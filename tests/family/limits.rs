@@ -15,7 +15,7 @@ pub(crate) fn is_too_much(error: &Error) -> bool {
 #[test]
 fn more_than_the_device_has_is_a_typed_error_and_no_end() {
     each("more_than_the_device_has", |fixture| {
-        let total = fixture.device.memory_info().unwrap().total as usize;
+        let total = fixture.device.memory_info().unwrap().total;
         let pebibyte = (total * 1024).max(1 << 50);
         for stream in [fixture.device.default_stream(), fixture.stream()] {
             for bytes in [pebibyte, 1 << 60, isize::MAX as usize - 4095] {
@@ -34,7 +34,7 @@ const FULL: usize = 160 * MIB;
 /// All that a small device has is given, refused beyond, and given again.
 #[test]
 fn a_device_that_is_full_refuses_and_serves_again() {
-    each_simulated("a_device_that_is_full", FULL as u64, |fixture, _| {
+    each_simulated("a_device_that_is_full", FULL, |fixture, _| {
         if !fixture.made.of_device {
             return;
         }

@@ -40,6 +40,8 @@ fn use_much(device: &Device, peer: &Device) {
     // The device keeps a few for later, and destroys the others.
     drop([(); 2000].map(|()| stream.record().unwrap()));
 
+    stream.launch_host_fn(|| ()).unwrap();
+
     // A wait for the device, and one where the driver records no event of a context.
     device.synchronize().unwrap();
     device.simulator().unwrap().fail_call("cuCtxRecordEvent", 1, 801).unwrap();

@@ -157,9 +157,9 @@ fn a_primed_pool_has_its_memory_at_once() {
         .unwrap();
     let primed = pool.statistics().unwrap();
     assert_eq!(primed.used_bytes, 0);
-    assert!(primed.reserved_peak >= bytes as u64, "{primed:?}");
+    assert!(primed.reserved_peak >= bytes, "{primed:?}");
     if support::on_gpu() {
-        assert!(primed.reserved_bytes >= bytes as u64, "kept over the synchronisation: {primed:?}");
+        assert!(primed.reserved_bytes >= bytes, "kept over the synchronisation: {primed:?}");
     }
     let refused = AsyncResource::builder(&device).initial_size(2).release_threshold(1).build();
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
@@ -500,7 +500,7 @@ fn a_headroom_beyond_what_is_free_still_allocates() {
     let (device, simulator) = support::simulated(SimConfig::default().capacity(1 << 20));
     let stream = device.new_stream().unwrap();
     for headroom in [(1 << 20) + 1, u64::MAX] {
-        let system = SystemResource::builder(&device).headroom(headroom).build().unwrap();
+        let system = SystemResource::builder(&device).headroom(headroom as usize).build().unwrap();
         let before = simulator.call_count("cuMemAdvise");
         let vec = DeviceVec::from_slice_in(&stream, &[7_u8; 100], Arc::new(system)).unwrap();
         assert_eq!(simulator.call_count("cuMemAdvise") - before, 1, "all of it is the host's");

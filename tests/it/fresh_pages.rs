@@ -1,7 +1,7 @@
 //! Fresh page-locked memory: huge pages that threads touch and one registration, or the driver's.
 
 use crate::support;
-use allocator_api2::alloc::Allocator;
+use allocator_api2::{alloc::Allocator, vec::Vec as AllocVec};
 use aquifer::pinned::{PinnedOptions, PinnedPool, PinnedResource, last_error};
 use aquifer::sim::{SimConfig, Simulator};
 use aquifer::{Device, DeviceVec, ErrorKind};
@@ -127,8 +127,27 @@ fn what_crosses_the_limit_of_memory_is_refused_before_a_page_is_touched() {
 #[test]
 fn the_number_of_threads_can_change() {
     let (device, simulator) = support::simulated(SimConfig::default());
-    let pinned = resource(&device, |options| options.numa_node(0));
+    let pinned = resource(&device, |options| options);
     assert_eq!(round(&device, &simulator, &pinned, 16 * MIB), [1, 1, 0, 0]);
     pinned.set_touch_threads(2);
     assert_eq!(round(&device, &simulator, &pinned, 16 * MIB), [0, 0, 1, 1]);
+}
+
+#[test]
+fn a_named_node_has_blocks_of_any_size_touched() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let Ok(pinned) = PinnedResource::builder(&device).numa_node(0).build() else {
+        return support::skipped(
+            "a_named_node_has_blocks_of_any_size_touched",
+            "the system places no memory",
+        );
+    };
+    for bytes in [1, 5000, 16 * MIB] {
+        assert_eq!(round(&device, &simulator, &pinned, bytes), [0, 0, 1, 1], "{bytes}");
+    }
+    // It is on the node, or there is none.
+    simulator.fail_call("cuMemHostRegister", 1, 2).unwrap();
+    let mut vec = AllocVec::<u8, _>::new_in(pinned.clone());
+    assert!(vec.try_reserve(5000).is_err());
+    vec.try_reserve(5000).unwrap();
 }

@@ -182,7 +182,7 @@ fn event_rows_say_how_long_and_what_is_left() {
         assert_eq!((row[0], row[1], row[7]), (event, "0", live));
         assert_eq!((pointer(row[2]), row[4].parse()), (address, Ok(bytes)));
         assert_eq!(row[3], stream.id().to_string());
-        assert!(row[5].parse::<u64>().unwrap() <= total);
+        assert!(row[5].parse::<u64>().unwrap() <= total as u64);
         assert_eq!(row[6].parse(), Ok(total));
         let [start, end, elapsed] = [8, 9, 10].map(|at| row[at].parse::<f64>().unwrap());
         assert!(0.0 <= start && start < end && end < 600.0, "{text}");

@@ -44,6 +44,7 @@ mod growth_in_place;
 mod guard_failures;
 mod guards;
 mod host_forms;
+mod host_functions;
 mod ipc;
 #[cfg(target_os = "linux")]
 mod ipc_mapped;
@@ -58,6 +59,7 @@ mod logging;
 mod logging_failures;
 mod mapped_pool;
 mod memory_managers;
+mod numa_nodes;
 #[cfg(feature = "nvrtc")]
 mod nvrtc;
 mod pinned_limits;

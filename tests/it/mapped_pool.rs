@@ -176,7 +176,7 @@ fn two_calls_that_fail_cost_one_place() {
             let pool = options(&device).maximum_size(MAXIMUM).build().unwrap();
             let assert_few = || {
                 let info = device.memory_info().unwrap();
-                let taken = (info.total - info.free) as usize;
+                let taken = info.total - info.free;
                 assert!(taken <= MAXIMUM, "{taken}");
             };
             simulator.fail_call("cuMemSetAccess", nth, 999).unwrap();

@@ -115,7 +115,7 @@ fn what_no_device_holds_is_an_error() {
 
 #[test]
 fn addresses_that_run_out_are_an_error_too() {
-    let (device, _) = support::simulated(SimConfig::default().capacity(u64::MAX));
+    let (device, _) = support::simulated(SimConfig::default().capacity(usize::MAX));
     let stream = device.new_stream().unwrap();
     for (name, resource) in all(&device) {
         let layout = DeviceLayout::with_alignment(1 << 62, 1).unwrap();
@@ -156,7 +156,7 @@ fn more_than_the_device_has_free_is_out_of_memory() {
     let stream = device.new_stream().unwrap();
     // Far more than there is: asked for a little more, a driver takes all there is before it refuses,
     // and other tests find none.
-    let more = device.memory_info().unwrap().total as usize * 1024;
+    let more = device.memory_info().unwrap().total * 1024;
     for (name, resource) in all(&device) {
         // Managed memory may be more than a GPU has, and page-locked memory is the host's.
         if matches!(name, "ManagedResource" | "PinnedResource") {

@@ -78,7 +78,7 @@ fn all_comes_back_to_its_addresses() {
             // SAFETY: this test has no other pointers.
             let bytes = unsafe { asleep(&pool, keep()) };
             assert!(bytes >= 24 * MIB, "{name}: {bytes}");
-            assert!(device.memory_info().unwrap().free >= before + bytes as u64);
+            assert!(device.memory_info().unwrap().free >= before + bytes);
             let woken = pool.wake().unwrap();
             assert!(!pool.is_asleep() && woken.copied > 20 * MIB, "{name}: {woken:?}");
             assert_eq!(woken.buffer.is_some(), name == "a vector");
@@ -140,7 +140,7 @@ fn every_safe_use_is_an_error_while_it_sleeps_and_vectors_may_be_dropped() {
     pool.wake().unwrap();
     // What was dropped meanwhile is not mapped again.
     let now = device.memory_info().unwrap().free;
-    assert!(free - now <= (bytes - 10 * MIB) as u64, "{} of {bytes}", free - now);
+    assert!(free - now <= (bytes - 10 * MIB), "{} of {bytes}", free - now);
     assert_numbers(&vec, 1);
     assert_numbers(&kept, 8);
     awake.copy_from(&vec).unwrap();

@@ -85,7 +85,7 @@ fn a_pool_under_a_limit_with_statistics_and_a_log() {
     assert_eq!(stack.text(), Some(&text));
     assert_eq!(stack.device(), &device);
     assert!(live_bytes().is_none_or(|bytes| bytes == 1 << 30));
-    let total = device.memory_info().unwrap().total as usize;
+    let total = device.memory_info().unwrap().total;
     assert_eq!(stack.pool().unwrap().maximum_size(), Some(total * 4 / 5 / 256 * 256));
     assert_eq!(stack.limiting().unwrap().limit(), 40 << 30);
 

@@ -4,7 +4,8 @@ use crate::support;
 use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::{SimConfig, Violation};
 use aquifer::{
-    DeviceVec, ErrorKind, PinnedAlloc, Result, Transfer, pinned::HostBuffer,
+    DeviceVec, ErrorKind, PinnedAlloc, Result, Transfer,
+    pinned::{HostBuffer, PinnedResource},
     transfer::TransferError,
 };
 
@@ -89,4 +90,79 @@ fn a_range_is_all_that_a_transfer_writes() {
     simulator.check().unwrap();
     assert!(vec.slice(9..20).unwrap().to_vec().is_err());
     assert_eq!(simulator.take_reports()[0].kind(), Violation::UninitializedRead);
+}
+
+#[test]
+fn many_ranges_move_in_one_transfer_and_leave_the_rest() {
+    let device = support::device();
+    let (home, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let mut host: AllocVec<u32, PinnedAlloc> = AllocVec::new_in(PinnedAlloc);
+    host.extend(0..100);
+    let vec = DeviceVec::<u32>::zeroed(&home, 1000).unwrap();
+    let pairs: Vec<_> = (0..10).map(|at| (at * 10..at * 10 + 7, at * 100..at * 100 + 7)).collect();
+    let (mut host, vec) = other.upload_ranges(host, pairs.clone(), vec).unwrap().wait().unwrap();
+    let up = vec.to_vec().unwrap();
+    for (at, number) in up.iter().enumerate() {
+        let wanted = if at % 100 < 7 { at / 100 * 10 + at % 100 } else { 0 };
+        assert_eq!(*number as usize, wanted, "{at}");
+    }
+    host.fill(5);
+    let swapped = pairs
+        .iter()
+        .rev()
+        .zip(&pairs)
+        .map(|((_, device), (host, _))| (device.clone(), host.clone()));
+    let (host, vec) = home.download_ranges(vec, swapped, host).unwrap().wait().unwrap();
+    for (at, number) in host.iter().enumerate() {
+        let wanted = if at % 10 < 7 { 90 - at / 10 * 10 + at % 10 } else { 5 };
+        assert_eq!(*number as usize, wanted, "{at}");
+    }
+    // Later pairs win, empty ones and none at all end.
+    let pairs = [(0..2, 0..2), (100..101, 1..2), (3..3, 9..9)];
+    let (host, vec) = other.download_ranges(vec, pairs, vec![0; 9]).unwrap().wait().unwrap();
+    assert_eq!(host, [0, 10, 0, 0, 0, 0, 0, 0, 0]);
+    let (host, _vec) = other.upload_ranges(host, [], vec).unwrap().wait().unwrap();
+    assert_eq!(host.len(), 9);
+    device.finish().unwrap();
+}
+
+#[test]
+fn one_wrong_range_of_many_copies_nothing() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let (host, vec) = (vec![1_u32; 3], DeviceVec::<u32>::zeroed(&stream, 4).unwrap());
+    let out = ErrorKind::OutOfBounds;
+    let (host, vec) = refused(stream.upload_ranges(host, [(0..2, 0..2), (2..4, 0..2)], vec), out);
+    let (host, vec) = refused(stream.upload_ranges(host, [(0..2, 0..2), (0..2, 3..5)], vec), out);
+    let (host, vec) = refused(stream.download_ranges(vec, [(0..2, 0..2), (3..5, 0..2)], host), out);
+    #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+    let (host, vec) = refused(stream.download_ranges(vec, [(0..2, 0..2), (2..1, 0..0)], host), out);
+    let kind = ErrorKind::LengthMismatch;
+    let (host, vec) = refused(stream.upload_ranges(host, [(0..2, 0..2), (0..2, 2..3)], vec), kind);
+    let (host, vec) =
+        refused(stream.download_ranges(vec, [(0..2, 0..2), (1..2, 2..2)], host), kind);
+    assert_eq!((host, vec.to_vec().unwrap()), (vec![1; 3], vec![0; 4]));
+    device.finish().unwrap();
+}
+
+#[test]
+fn a_driver_that_fails_between_two_ranges_gives_the_buffers_back() {
+    let (device, simulator) = support::simulated(SimConfig::default());
+    let stream = device.new_stream().unwrap();
+    let vec = DeviceVec::from_slice(&stream, &[1_u32, 2, 3, 4]).unwrap();
+    simulator.fail_call("cuMemcpyDtoHAsync", 2, 1).unwrap();
+    let mut host = AllocVec::new_in(PinnedResource::new(&device).unwrap());
+    host.resize(3, 9_u32);
+    let pairs = [(0..1, 0..1), (1..2, 1..2), (2..3, 2..3)];
+    let (host, vec) = refused(stream.download_ranges(vec, pairs, host), ErrorKind::Driver);
+    assert_eq!(&host[..], [1, 9, 9], "the first copy is done");
+    simulator.fail_call("cuEventRecord", 1, 1).unwrap();
+    let (host, vec) = refused(stream.download_ranges(vec, [(3..4, 2..3)], host), ErrorKind::Driver);
+    assert_eq!((&host[..], vec.to_vec().unwrap()), (&[1, 9, 4][..], vec![1, 2, 3, 4]));
+    simulator.start_capture(&stream).unwrap();
+    let (host, vec) =
+        refused(stream.download_ranges(vec, [(0..1, 0..1)], host), ErrorKind::Capture);
+    let (_host, _vec) = refused(stream.upload_ranges(host, [], vec), ErrorKind::Capture);
+    assert!(simulator.stop_capture(&stream), "nothing invalidated it");
+    simulator.check().unwrap();
 }

@@ -250,7 +250,7 @@ fn a_trim_of_a_driver_pool_tells_what_went_back() {
         std::hint::spin_loop();
     }
     let before = pool.statistics().unwrap().reserved_bytes;
-    assert_eq!(pool.trim(0).unwrap() as u64, before);
+    assert_eq!(pool.trim(0).unwrap() as u64, before as u64);
     assert_eq!(pool.statistics().unwrap().reserved_bytes, 0);
     if device.simulator().is_none() {
         assert!(before >= 64 << 20, "{before}");

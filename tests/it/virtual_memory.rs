@@ -30,8 +30,8 @@ fn a_block_takes_whole_granules_and_gives_them_back() {
         assert_eq!(block.bytes(), granule + 1);
     }
     if let Some(simulator) = device.simulator() {
-        assert_eq!(before - device.memory_info().unwrap().free, 6 * granule as u64);
-        assert_eq!(simulator.live_bytes(), 6 * granule as u64);
+        assert_eq!(before - device.memory_info().unwrap().free, 6 * granule);
+        assert_eq!(simulator.live_bytes(), 6 * granule);
     }
     // SAFETY: allocated above and not used.
     blocks.into_iter().for_each(|block| unsafe { resource.deallocate(&stream, block) });
@@ -99,7 +99,7 @@ fn an_allocation_that_fails_leaves_nothing() {
             "{call}"
         );
         let kept = (kept * resource.granularity()) as u64;
-        assert_eq!(before.free - device.memory_info().unwrap().free, kept, "{call}");
+        assert_eq!(before.free - device.memory_info().unwrap().free, kept as usize, "{call}");
         let block = resource.allocate(&stream, layout).unwrap();
         // SAFETY: allocated above and not used.
         unsafe { resource.deallocate(&stream, block) };

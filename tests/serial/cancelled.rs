@@ -45,7 +45,7 @@ fn a_pool_at_its_maximum_has_the_memory_of_cancelled_transfers() {
 #[test]
 fn a_device_without_room_has_the_memory_of_cancelled_transfers() {
     let _alone = alone();
-    let (device, simulator) = support::simulated(SimConfig::default().capacity(40 * MIB as u64));
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(40 * MIB));
     let stream = device.new_stream().unwrap();
     let plain = Arc::new(CudaResource::new(&device));
     aquifer::mr::with_device_resource(plain, || {

@@ -18,7 +18,7 @@ fn a_stack_over_a_driver_pool_gives_its_memory_back() {
         let before = free_bytes();
         let stack = text.parse::<StackText>().unwrap().build(&device).unwrap();
         let block = stack.allocate(&stream, support::layout(64 * MIB)).unwrap();
-        assert!(free_bytes() + (32 * MIB) as u64 <= before, "{text}: it has memory of the device");
+        assert!(free_bytes() + (32 * MIB) <= before, "{text}: it has memory of the device");
         support::free(&stack, &stream, block);
         stream.synchronize().unwrap();
         stack.wait_and_trim(0).unwrap();

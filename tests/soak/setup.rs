@@ -194,7 +194,7 @@ impl Setup {
 
     pub(crate) fn device(&self, seed: u64) -> Device {
         let mut config =
-            SimConfig::default().seed(seed).capacity(self.capacity as u64).granularity(GRANULE);
+            SimConfig::default().seed(seed).capacity(self.capacity).granularity(GRANULE);
         // Large memory that is hardly written to.
         if self.untuned {
             config = config.without_poison();

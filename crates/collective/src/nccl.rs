@@ -92,6 +92,7 @@ impl Nccl {
 
     #[inline]
     fn may_call<F>(&self, call: &'static str, function: Option<F>) -> CollectiveResult<F> {
+        call_not_forked(call).map_err(CollectiveError::Driver)?;
         function.ok_or(CollectiveError::MissingSymbol(call))
     }
 

@@ -10,7 +10,9 @@ mod simulated;
 
 #[cfg(feature = "cuda")]
 use crate::driver::cuda::{self, CudaDriver};
-use crate::driver::{Driver, ErrorContext, RawEvent, is_forked_child, not_forked};
+use crate::driver::{
+    Driver, ErrorContext, RawEvent, is_forked_child, is_in_host_function, not_forked,
+};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;
 use crate::sync::trusted::{AtomicBool, Mutex, Ordering};
@@ -263,6 +265,38 @@ impl Device {
         self.driver().memory_info().with_context(|| format!("asking {self} for its memory"))
     }
 
+    /// So many percent of the device's memory, in bytes, for the sizes of any builder. It is the `80%` of a
+    /// `StackText`. Rounded down to 2 MiB, a multiple of every alignment up to that.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, PoolResource};
+    ///
+    /// let device = Device::detect_or_simulate()?;
+    /// let pool = PoolResource::builder(CudaResource::new(&device))
+    ///     .maximum_size(device.percent_of_memory(80.0)?)
+    ///     .soft_limit(device.percent_of_free_memory(50.0)?)
+    ///     .build()?;
+    /// assert!(pool.maximum_size().unwrap() < device.memory_info()?.total);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidArgument`] if `percent` is not from 0 to 100, and the errors of the driver.
+    pub fn percent_of_memory(&self, percent: f64) -> Result<usize> {
+        part_of(self.memory_info()?.total, percent)
+    }
+
+    /// So many percent of the memory that the device has free now, as
+    /// [`percent_of_memory`](Self::percent_of_memory). RMM calls it `percent_of_free_device_memory`.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn percent_of_free_memory(&self, percent: f64) -> Result<usize> {
+        part_of(self.memory_info()?.free, percent)
+    }
+
     pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.inner.driver
     }
@@ -279,7 +313,8 @@ impl Device {
 
     pub(crate) fn give_event(&self, event: RawEvent) {
         let mut spare = self.inner.spare_events.lock();
-        if spare.len() < SPARE_EVENTS {
+        // Inside of a host function none can be destroyed.
+        if spare.len() < SPARE_EVENTS || is_in_host_function() {
             spare.push(event);
             return;
         }
@@ -402,6 +437,21 @@ impl Device {
 fn without_cuda(what: String) -> Error {
     Error::new(ErrorKind::NoDriver, what)
         .with_advice("build with the feature `cuda`, or take a simulated device")
+}
+
+/// So many percent of `bytes`, rounded down to [`PART`].
+fn part_of(bytes: usize, percent: f64) -> Result<usize> {
+    /// The granularity of mapped memory on all GPUs so far.
+    const PART: usize = 2 << 20;
+    crate::error::ensure!(
+        (0.0..=100.0).contains(&percent),
+        InvalidArgument,
+        "give 0.0 to 100.0",
+        "{percent} percent of a device's memory were asked for"
+    );
+    // Exact to a byte below 2^53, and less than `bytes` rounded up above.
+    let part = (bytes as f64 * (percent / 100.0)) as usize;
+    Ok(part.min(bytes) / PART * PART)
 }
 
 impl PartialEq for Device {

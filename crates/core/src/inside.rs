@@ -27,7 +27,9 @@ pub mod allocator {
 
 /// Drops that run when the device has passed an event.
 pub mod deferred {
-    pub use crate::stream::deferred::{HoldBuffers, collect_blocks, hold_buffers, or_collect};
+    pub use crate::stream::deferred::{
+        HoldBuffers, collect_blocks, defer_to_program, hold_buffers, or_collect,
+    };
 }
 
 /// The driver of a device.

@@ -2,6 +2,7 @@
 
 use crate::arguments::RawArg;
 use crate::error::{DriverError, Error};
+use crate::host_function::HostFunction;
 use crate::ipc::IpcCalls;
 use crate::kernel::{Kernel, LaunchConfig};
 use crate::peer::PeerCalls;
@@ -9,6 +10,7 @@ use crate::properties::{BackendKind, DeviceProperties, MemoryInfo};
 use crate::raw::{
     DeviceAddress, DeviceRange, DriverResult, RawEvent, RawGraph, RawPool, RawStream,
 };
+use crate::sync::Arc;
 use crate::virtual_memory::VirtualCalls;
 use std::any::Any;
 use std::fmt;
@@ -454,7 +456,7 @@ pub trait GraphCalls {
     unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult<()>;
 }
 
-/// The calls of a [`Driver`] that enqueue copies, fills and kernels.
+/// The calls of a [`Driver`] that enqueue copies, fills, kernels and functions of the host.
 pub trait WorkCalls {
     /// # Safety
     /// The source is readable and the target is device memory for `bytes`. Both stay so until the stream has passed
@@ -489,6 +491,15 @@ pub trait WorkCalls {
     /// The kernel, with these arguments and this grid, accesses only the ranges that the arguments
     /// declare, in the declared way. The ranges stay valid until the stream has passed.
     unsafe fn launch(&self, launch: RawLaunch<'_>, stream: RawStream) -> DriverResult<()>;
+
+    /// Has `function` called when the stream is past all that it was given, on a thread that is no program's, by
+    /// [`run_in_host_function`](crate::run_in_host_function). What the stream is given after this waits for its end. It is
+    /// called once, and after an error never. Refused in a capture.
+    fn launch_host_function(
+        &self,
+        function: Arc<dyn HostFunction>,
+        stream: RawStream,
+    ) -> DriverResult<()>;
 }
 
 /// Whether the call that returned this error has ended its capture all the same. Then the capture was

@@ -10,7 +10,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::panic::Location;
 
-pub use advice::{FORKED_ADVICE, SPLIT_ADVICE};
+pub use advice::{FORKED_ADVICE, HOST_FUNCTION_ADVICE, SPLIT_ADVICE};
 pub use aquifer_events::{catch_panic, catch_panic_text};
 
 pub use driver::DriverError;

@@ -1,25 +1,46 @@
-//! Errors of a process that was forked after a device was opened.
+//! Errors of threads that may not call the driver: those of a process that was forked after a device was opened, and those
+//! inside of a host function.
 //!
-//! A fork copies only a part of the driver's state, and a call may hang instead of failing.
+//! A fork copies only a part of the driver's state, and a call may hang instead of failing. A call inside of a host function
+//! may wait for the stream that waits for the function.
 
-use crate::error::{DriverError, Error, ErrorKind, FORKED_ADVICE, Result};
-use aquifer_sync::fork;
+use crate::error::{DriverError, Error, ErrorKind, FORKED_ADVICE, HOST_FUNCTION_ADVICE, Result};
+use aquifer_sync::{fork, host_function};
 
 pub use aquifer_sync::fork::is_forked_child;
+pub use aquifer_sync::host_function::{is_inside as is_in_host_function, may_not_call};
 
-/// The error of `call`, a function of the driver's, in the child of a fork. Callers ask before they
-/// take any lock, since a thread of the parent may have held it at the fork.
+/// The error of `call`, a function of the driver's, in the child of a fork or inside of a host function. Callers ask before
+/// they take any lock, since a thread of the parent may have held it at the fork, and another thread may have it over a
+/// driver call.
 pub fn call_not_forked(call: &'static str) -> Result<(), DriverError> {
-    if is_forked_child() { Err(DriverError::new(call, DriverError::FORKED)) } else { Ok(()) }
-}
-
-/// The error of using `what`, a thing of this crate, in the child of a fork.
-pub fn not_forked(what: &str) -> Result<()> {
-    if is_forked_child() { Err(forked(what)) } else { Ok(()) }
+    if may_not_call() { Err(refused_call(call)) } else { Ok(()) }
 }
 
 #[cold]
-fn forked(what: &str) -> Error {
+fn refused_call(call: &'static str) -> DriverError {
+    let inside = host_function::is_inside();
+    DriverError::new(call, if inside { DriverError::NOT_PERMITTED } else { DriverError::FORKED })
+}
+
+/// The error of using `what`, a thing of this crate, in the child of a fork or inside of a host function.
+pub fn not_forked(what: &str) -> Result<()> {
+    if may_not_call() { Err(refused(what)) } else { Ok(()) }
+}
+
+/// The error of using `what` inside of a host function.
+pub fn not_in_host_function(what: &str) -> Result<()> {
+    if is_in_host_function() { Err(refused(what)) } else { Ok(()) }
+}
+
+#[cold]
+fn refused(what: &str) -> Error {
+    if host_function::is_inside() {
+        let what = format!(
+            "{what} was to be used inside of a host function, where the driver may not be called"
+        );
+        return Error::new(ErrorKind::NotPermitted, what).with_advice(HOST_FUNCTION_ADVICE);
+    }
     let what =
         format!("{what} was to be used in the child of a fork, whose parent had opened a device");
     Error::new(ErrorKind::Forked, what).with_advice(FORKED_ADVICE)

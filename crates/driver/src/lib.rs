@@ -30,6 +30,8 @@ mod calls;
 pub mod cuda;
 pub mod fork;
 #[allow(missing_docs, reason = "for the crates above alone")]
+mod host_function;
+#[allow(missing_docs, reason = "for the crates above alone")]
 pub mod ipc;
 mod peer;
 mod pool_end;
@@ -54,7 +56,11 @@ pub use calls::{
     VectorEvent, VectorType, WorkCalls, has_ended_capture,
 };
 pub use device_copy::DeviceCopy;
-pub use fork::{call_not_forked, is_forked_child, not_forked};
+pub use fork::{
+    call_not_forked, is_forked_child, is_in_host_function, may_not_call, not_forked,
+    not_in_host_function,
+};
+pub use host_function::{HostFunction, StreamOutcome, run_in_host_function};
 pub use ipc::{AllocationKind, IpcBytes, IpcCalls, process_of};
 pub use kernel::{HostForm, Kernel, KernelImage, LaunchConfig};
 pub use peer::PeerCalls;

@@ -26,14 +26,14 @@ impl fmt::Display for BackendKind {
 #[non_exhaustive]
 pub struct MemoryInfo {
     /// Bytes that can still be allocated. Other programs may allocate them first.
-    pub free: u64,
+    pub free: usize,
     /// Bytes that the device has in all.
-    pub total: u64,
+    pub total: usize,
 }
 
 impl MemoryInfo {
     /// Memory as a memory manager reports it.
-    pub const fn new(free: u64, total: u64) -> Self {
+    pub const fn new(free: usize, total: usize) -> Self {
         Self { free, total }
     }
 }

@@ -229,7 +229,7 @@ impl<U: DeviceResource + 'static> ArenaOptions<U> {
 fn half_of_free(device: &Device) -> Result<usize> {
     not_forked("an arena")?;
     let free = device.memory_info()?.free;
-    let half = usize::try_from(free / 2).unwrap_or(usize::MAX) & !(DEFAULT_ALIGNMENT - 1);
+    let half = (free / 2) & !(DEFAULT_ALIGNMENT - 1);
     ensure!(
         half >= MINIMUM_SIZE,
         OutOfMemory,

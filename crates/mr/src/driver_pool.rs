@@ -4,7 +4,8 @@ use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::CallSite;
 use crate::driver::{
-    BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool, is_forked_child, not_forked,
+    BackendKind, ErrorContext, PoolAttribute, PoolSpec, RawPool, is_forked_child,
+    is_in_host_function, not_forked,
 };
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
@@ -66,13 +67,13 @@ pub struct AsyncResource {
 #[non_exhaustive]
 pub struct AsyncStatistics {
     /// Bytes that are taken from the system and not given back.
-    pub reserved_bytes: u64,
+    pub reserved_bytes: usize,
     /// The most bytes that were ever reserved.
-    pub reserved_peak: u64,
+    pub reserved_peak: usize,
     /// Bytes in blocks that are not freed.
-    pub used_bytes: u64,
+    pub used_bytes: usize,
     /// The most bytes that were ever used.
-    pub used_peak: u64,
+    pub used_peak: usize,
 }
 
 /// The options of a driver pool, from [`AsyncResource::builder`].
@@ -81,7 +82,7 @@ pub struct AsyncStatistics {
 pub struct AsyncOptions {
     device: Device,
     initial_size: usize,
-    release_threshold: u64,
+    release_threshold: usize,
     reuse_follow_event_dependencies: Option<bool>,
     reuse_opportunistic: Option<bool>,
     reuse_internal_dependencies: Option<bool>,
@@ -97,11 +98,11 @@ impl AsyncOptions {
 
         /// Bytes that the pool keeps, those in use among them, when the program waits
         /// for a stream or an event of one. Free memory above goes back to the system.
-        /// The default is `u64::MAX`, as for RMM. The driver keeps and releases whole
+        /// The default is `usize::MAX`, as for RMM. The driver keeps and releases whole
         /// chunks, of 32 MiB on an H200 (driver 580). Below one chunk it keeps nothing.
         /// It releases nothing at [`Device::synchronize`] (H100, driver 580), which
         /// waits for an event of all streams.
-        release_threshold: u64;
+        release_threshold: usize;
 
         /// Whether an allocation may take memory that was freed on another stream, if the streams'
         /// events order the two already. By default the driver's choice, which is yes.
@@ -136,7 +137,7 @@ impl AsyncOptions {
     pub fn build(self) -> Result<AsyncResource> {
         let Self { device, initial_size, release_threshold, shareable, managed, .. } = self;
         ensure!(
-            initial_size as u64 <= release_threshold,
+            initial_size <= release_threshold,
             InvalidArgument,
             "raise the release threshold to the initial size",
             "a driver pool was to begin with {} and to keep {}",
@@ -148,7 +149,7 @@ impl AsyncOptions {
         if managed && device.properties().driver_version < MANAGED_POOLS_SINCE {
             return Err(lacking(&device, "managed memory", None));
         }
-        let spec = PoolSpec { shareable, managed, ..PoolSpec::keeping(release_threshold) };
+        let spec = PoolSpec { shareable, managed, ..PoolSpec::keeping(release_threshold as u64) };
         let pool = device.driver().pool_create(spec).map_err(|error| {
             let unknown =
                 matches!(error.code(), DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED);
@@ -229,7 +230,7 @@ impl AsyncResource {
     /// # Errors
     ///
     /// The errors of [`new`](Self::new).
-    pub fn with_release_threshold(device: &Device, bytes: u64) -> Result<Self> {
+    pub fn with_release_threshold(device: &Device, bytes: usize) -> Result<Self> {
         Self::builder(device).release_threshold(bytes).build()
     }
 
@@ -250,7 +251,7 @@ impl AsyncResource {
         AsyncOptions {
             device: device.clone(),
             initial_size: 0,
-            release_threshold: u64::MAX,
+            release_threshold: usize::MAX,
             reuse_follow_event_dependencies: None,
             reuse_opportunistic: None,
             reuse_internal_dependencies: None,
@@ -343,9 +344,10 @@ impl AsyncResource {
         })
     }
 
-    fn count(&self, attribute: PoolAttribute) -> Result<u64> {
+    fn count(&self, attribute: PoolAttribute) -> Result<usize> {
         let wanted = || format!("asking a driver pool on {} for its counts", self.device);
-        self.device.driver().pool_get(self.pool, attribute).with_context(wanted)
+        let count = self.device.driver().pool_get(self.pool, attribute).with_context(wanted)?;
+        Ok(usize::try_from(count).unwrap_or(usize::MAX))
     }
 
     /// Gives free memory back to the system at once, as far as the device is past it, until `keep` bytes are reserved, those
@@ -360,7 +362,7 @@ impl AsyncResource {
     /// The errors of the driver, or [`ErrorKind::MissingSymbol`] if it cannot say what is reserved.
     pub fn trim(&self, keep: usize) -> Result<usize> {
         let before = self.count(PoolAttribute::ReservedCurrent)?;
-        if before > keep as u64 {
+        if before > keep {
             wait_for_idle_streams(&self.device, IDLE_PATIENCE);
         }
         self.device.driver().pool_trim(self.pool, keep).with_context(|| {
@@ -371,7 +373,7 @@ impl AsyncResource {
         deferred_event!(
             debug, target: DRIVER_POOL, device, handle, keep, bytes = given, "driver pool trimmed"
         );
-        Ok(usize::try_from(given).unwrap_or(usize::MAX))
+        Ok(given)
     }
 
     /// A file descriptor of a [shareable](AsyncOptions::shareable) pool, for another process to
@@ -488,11 +490,14 @@ impl Drop for AsyncResource {
         if !self.owned {
             return;
         }
-        // SAFETY: this resource alone allocates from its pool, and it is going away.
-        let destroyed = unsafe { self.device.driver().pool_destroy(self.pool) };
-        if let Err(error) = destroyed {
-            report_failed_free(&self.device, 0, &error);
-        }
+        let (device, pool) = (self.device.clone(), self.pool);
+        let destroy = move || {
+            // SAFETY: the resource alone allocated from its pool, and it is gone.
+            if let Err(error) = unsafe { device.driver().pool_destroy(pool) } {
+                report_failed_free(&device, 0, &error);
+            }
+        };
+        if is_in_host_function() { deferred::defer_to_program(destroy) } else { destroy() }
     }
 }
 fn refuse_capture(entered: &StreamCall<'_>, layout: DeviceLayout) -> Result<()> {

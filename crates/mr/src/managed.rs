@@ -3,7 +3,7 @@
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::CallSite;
-use crate::driver::{is_forked_child, not_forked};
+use crate::driver::{is_forked_child, is_in_host_function, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::inside::DeviceInside;
@@ -126,7 +126,7 @@ impl ManagedResource {
         let deferred = defer_events();
         let mut quota = self.quota.lock();
         if !self.oversubscribe && !quota.has_room_surely(bytes) {
-            quota.update(self.device.memory_info()?.free);
+            quota.update(self.device.memory_info()?.free as u64);
             if !quota.has_room(bytes) {
                 return Ok(None);
             }
@@ -225,6 +225,13 @@ unsafe impl DeviceResource for ManagedResource {
         // In the child of a fork the memory is the parent's, and the lock may be held for good.
         if block.is_empty() || is_forked_child() {
             return;
+        }
+        if is_in_host_function() {
+            let (resource, stream) = (self.clone(), stream.clone());
+            // SAFETY: the caller's promise, which a later moment keeps as well.
+            return deferred::defer_to_program(move || unsafe {
+                resource.deallocate(&stream, block)
+            });
         }
         let bytes = self.quota.lock().begin_free(block.token());
         // SAFETY: the caller vouches for the block; the token is the driver's address.

@@ -51,7 +51,7 @@ const COLLECTIONS: usize = 64;
 #[derive(Clone, Debug)]
 pub struct SystemResource {
     device: Device,
-    headroom: Option<u64>,
+    headroom: Option<usize>,
 }
 
 /// The options of a [`SystemResource`], from [`SystemResource::builder`].
@@ -59,7 +59,7 @@ pub struct SystemResource {
 #[must_use]
 pub struct SystemOptions {
     device: Device,
-    headroom: Option<u64>,
+    headroom: Option<usize>,
 }
 
 impl SystemOptions {
@@ -79,7 +79,7 @@ impl SystemOptions {
         /// assert_eq!(system.is_ok(), device.properties().pageable_memory_access);
         /// # Ok::<(), aquifer::Error>(())
         /// ```
-        headroom: u64 => Some;
+        headroom: usize => Some;
     }
 
     /// The resource.
@@ -142,10 +142,10 @@ impl SystemResource {
     }
 
     /// Advises the driver where to place a new block.
-    fn advise(&self, memory: &mut SystemMemory, headroom: u64) -> Result<()> {
+    fn advise(&self, memory: &mut SystemMemory, headroom: usize) -> Result<()> {
         let free = self.device.memory_info()?.free.saturating_sub(headroom);
         let bytes = memory.layout.size();
-        let on_device = usize::try_from(free).unwrap_or(usize::MAX).min(bytes) / PAGE * PAGE;
+        let on_device = free.min(bytes) / PAGE * PAGE;
         memory.advised = true;
         for (start, bytes, location) in [
             (0, on_device, PreferredLocation::Device),

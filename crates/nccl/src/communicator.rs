@@ -4,9 +4,10 @@ use super::id::CommunicatorId;
 use super::rank::{Rank, lost};
 use crate::device::Device;
 use crate::device_calls::calls_of;
-use crate::driver::CallSite;
+use crate::driver::{CallSite, is_in_host_function};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::setters;
+use crate::inside::deferred;
 use crate::inside::{DeviceInside, StreamInside};
 use crate::resource::asleep::{Collectives, watch_collectives};
 use crate::stream::Stream;
@@ -83,6 +84,10 @@ pub struct Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if is_in_host_function() {
+            let rank = self.rank.clone();
+            return deferred::defer_to_program(move || rank.end());
+        }
         self.rank.end();
     }
 }

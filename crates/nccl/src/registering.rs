@@ -3,7 +3,7 @@
 use super::communicator::Communicator;
 use super::rank::Rank;
 use crate::debug_log::{defer_events, deferred_event};
-use crate::driver::{DeviceRange, is_forked_child, not_forked};
+use crate::driver::{DeviceRange, is_forked_child, is_in_host_function, not_forked};
 use crate::error::Result;
 use crate::inside::StreamInside;
 use crate::layout::DeviceLayout;
@@ -227,6 +227,15 @@ unsafe impl<U: DeviceResource> DeviceResource for RegisteringAdaptor<U> {
         if block.is_empty() || is_forked_child() {
             // SAFETY: the block is the upstream's; the caller vouches for the rest.
             return unsafe { state.upstream.deallocate(stream, block) };
+        }
+        if is_in_host_function() {
+            // The table's lock may be another thread's over a call of NCCL's. A vector's free comes later, and passes here then.
+            let bytes = block.bytes();
+            return deferred_event!(
+                error,
+                bytes,
+                "leaked device memory: a block of a RegisteringAdaptor was freed by hand inside of a host function"
+            );
         }
         let registered = state.table.lock().blocks.remove(&block.address());
         let (registrations, awake) =

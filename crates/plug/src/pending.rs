@@ -4,9 +4,10 @@
 
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::driver::is_forked_child;
+use crate::driver::{is_forked_child, is_in_host_function, may_not_call};
 use crate::error::{Result, catch_panic};
 use crate::impls::debug_struct;
+use crate::inside::deferred;
 use crate::sync::{Arc, Mutex};
 
 type Deallocation = Box<dyn FnOnce() + Send>;
@@ -94,7 +95,7 @@ impl PendingDeallocations {
     /// The errors of asking the device for its memory.
     pub fn for_device(device: &Device) -> Result<Self> {
         let fifth = device.memory_info()?.total / 5;
-        Ok(Self::new(Self::NUMBA_COUNT, usize::try_from(fifth).unwrap_or(usize::MAX)))
+        Ok(Self::new(Self::NUMBA_COUNT, fifth))
     }
 
     /// Adds a deallocation of `bytes` bytes, and runs all that wait if they are too many now and no
@@ -102,6 +103,10 @@ impl PendingDeallocations {
     pub fn push(&self, bytes: usize, deallocation: impl FnOnce() + Send + 'static) {
         if is_forked_child() {
             return std::mem::forget(deallocation);
+        }
+        if is_in_host_function() {
+            let own = self.clone();
+            return deferred::defer_to_program(move || own.push(bytes, deallocation));
         }
         let mut list = self.shared.list.lock();
         list.deallocations.push(Box::new(deallocation));
@@ -112,9 +117,9 @@ impl PendingDeallocations {
     }
 
     /// Runs all that wait, even inside of a scope. Call it when memory has run out or the context is
-    /// reset. It runs nothing in the child of a fork.
+    /// reset. It runs nothing in the child of a fork, and inside of a [host function](crate::stream::Stream::launch_host_fn).
     pub fn clear(&self) {
-        if is_forked_child() {
+        if may_not_call() {
             return;
         }
         let all = self.shared.list.lock().take();
@@ -185,6 +190,9 @@ impl Drop for Shared {
         if is_forked_child() {
             return std::mem::forget(all);
         }
+        if is_in_host_function() {
+            return deferred::defer_to_program(move || run(all));
+        }
         run(all);
     }
 }
@@ -215,6 +223,9 @@ impl Drop for DeferCleanup {
         let Some(end) = self.end.take() else { return };
         if is_forked_child() {
             return std::mem::forget(end);
+        }
+        if is_in_host_function() {
+            return deferred::defer_to_program(end);
         }
         if catch_panic(end).is_none() {
             deferred_event!(error, "the end of a memory manager's defer_cleanup panicked");

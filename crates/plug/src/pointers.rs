@@ -2,9 +2,10 @@
 
 use super::ipc::IpcHandle;
 use crate::debug_log::deferred_event;
-use crate::driver::is_forked_child;
+use crate::driver::{is_forked_child, is_in_host_function};
 use crate::error::{Error, ErrorKind, Result, catch_panic};
 use crate::impls::{Count, debug_struct};
+use crate::inside::deferred;
 use crate::resource::{DeviceBlock, external};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -65,10 +66,18 @@ impl Drop for DeviceOwner {
             return std::mem::forget(finalizer);
         }
         let stream = self.stream.get_mut();
-        if external::inside(|| catch_panic(|| finalizer(stream))).is_none() {
-            let device = stream.device().to_string();
-            deferred_event!(error, %device, "leaked device memory: a memory manager's finalizer panicked");
+        if is_in_host_function() {
+            let stream = stream.clone();
+            return deferred::defer_to_program(move || finalize(finalizer, &stream));
         }
+        finalize(finalizer, stream);
+    }
+}
+
+fn finalize(finalizer: DeviceFinalizer, stream: &Stream) {
+    if external::inside(|| catch_panic(|| finalizer(stream))).is_none() {
+        let device = stream.device().to_string();
+        deferred_event!(error, %device, "leaked device memory: a memory manager's finalizer panicked");
     }
 }
 
@@ -198,12 +207,15 @@ impl Drop for HostOwner {
         if is_forked_child() {
             return std::mem::forget(finalizer);
         }
-        if external::inside(|| catch_panic(finalizer)).is_none() {
-            deferred_event!(
-                error,
-                "leaked page-locked memory: a memory manager's finalizer panicked"
-            );
-        }
+        let finalize = move || {
+            if external::inside(|| catch_panic(finalizer)).is_none() {
+                deferred_event!(
+                    error,
+                    "leaked page-locked memory: a memory manager's finalizer panicked"
+                );
+            }
+        };
+        if is_in_host_function() { deferred::defer_to_program(finalize) } else { finalize() }
     }
 }
 

@@ -7,7 +7,7 @@ use super::state::{Schedule, SimConfig, SimContext, lock_state, notify_changed};
 use aquifer_driver::error::{DriverError, ErrorKind};
 use aquifer_driver::{
     AsideCalls, BackendKind, CallSite, DeviceProperties, Driver, DriverResult, RegionCalls,
-    call_not_forked, is_forked_child,
+    call_not_forked, is_forked_child, is_in_host_function,
 };
 use aquifer_sync::Arc;
 use aquifer_sync::trusted::Mutex;
@@ -90,8 +90,8 @@ impl Drop for SimDriver {
         }
         let id = self.context.id;
         let mut state = lock_state();
-        if state.is_running_here() {
-            // Dropped inside of a host form: it cannot be waited for, so its streams stay.
+        if state.is_running_here() || is_in_host_function() {
+            // Dropped inside of a host form, or of a function of the program: it cannot be waited for, so its streams stay.
             discard_queues(&mut state, id);
             state.devices.remove(&id);
             notify_changed();
@@ -148,7 +148,7 @@ unsafe impl Driver for SimDriver {
             return true;
         }
         let (id, mut state) = (self.context.id, lock_state());
-        if state.is_running_here() {
+        if state.is_running_here() || is_in_host_function() {
             // A wait could be for the calling thread itself.
             return has_stopped(&state, id);
         }

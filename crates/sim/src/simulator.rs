@@ -110,7 +110,7 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's manual. A stream
     /// whose destruction failed stays in the simulation, and no error tells of it.
-    pub const CALLS: [&'static str; 78] = names! {
+    pub const CALLS: [&'static str; 79] = names! {
         cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool
         cuDeviceGetUuid cuEventCreate cuEventDestroy cuEventQuery cuEventRecord
         cuEventSynchronize cuGraphExecDestroy cuGraphInstantiate cuGraphLaunch
@@ -125,7 +125,7 @@ impl Simulator {
         cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync cuMemRelease
         cuMemRetainAllocationHandle cuMemSetAccess cuMemUnmap cuMemcpyDtoDAsync
         cuMemcpyDtoHAsync cuMemcpyHtoDAsync cuMemcpyPeerAsync cuMemsetAsync
-        cuPointerGetAttributes cuStreamBeginCapture cuStreamCreate cuStreamDestroy
+        cuPointerGetAttributes cuStreamAddCallback cuStreamBeginCapture cuStreamCreate cuStreamDestroy
         cuStreamEndCapture cuStreamGetId cuStreamIsCapturing cuStreamSynchronize
         cuStreamWaitEvent ncclAllGather ncclAllReduce ncclBroadcast ncclCommDeregister
         ncclCommInitRank ncclCommRegister ncclGetUniqueId ncclMemAlloc ncclRecv ncclReduce
@@ -163,8 +163,8 @@ impl Simulator {
     }
 
     /// Bytes of device memory, managed memory and handles included, that are allocated and not freed.
-    pub fn live_bytes(&self) -> u64 {
-        self.blocks(BlockKind::is_device_memory).1 + self.handles().1
+    pub fn live_bytes(&self) -> usize {
+        (self.blocks(BlockKind::is_device_memory).1 + self.handles().1) as usize
     }
 
     /// Blocks of device memory, managed memory and handles included, that are allocated and not freed.

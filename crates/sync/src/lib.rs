@@ -11,6 +11,7 @@ mod biased;
 mod biased_mutex;
 pub mod fork;
 mod held;
+pub mod host_function;
 #[cfg(aquifer_loom)]
 pub mod local;
 pub mod scope_list;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 impl Fixture {
     /// Of a device with so much memory, of which little is used.
-    fn large(capacity: u64) -> Self {
+    fn large(capacity: usize) -> Self {
         let config = SimConfig::default().capacity(capacity);
         Self::with(config.without_poison().without_pool_checks(), |options| options)
     }

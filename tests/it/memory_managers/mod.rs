@@ -106,7 +106,7 @@ unsafe impl MemoryManager for Stocked {
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        Ok(MemoryInfo::new(1, STOCK as u64))
+        Ok(MemoryInfo::new(1, STOCK))
     }
 
     fn reset(&self) -> Result<()> {
@@ -221,7 +221,7 @@ fn page_locked_collections_are_a_managers() {
     assert_eq!(asked.count("memhostalloc, mapped true"), 1, "one slab for both");
     aquifer::pinned::current_pinned_resource().unwrap().trim().unwrap();
     assert_eq!(asked.count("host free"), 1);
-    assert_eq!(manager.memory_info().unwrap(), MemoryInfo::new(1, STOCK as u64));
+    assert_eq!(manager.memory_info().unwrap(), MemoryInfo::new(1, STOCK));
     let before = memory_calls(&simulator);
     drop(manager.defer_cleanup());
     manager.reset().unwrap();

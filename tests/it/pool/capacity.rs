@@ -29,7 +29,7 @@ fn the_maximum_is_exact() {
                 }
                 let statistics = pool.statistics();
                 assert_eq!((statistics.reserved, statistics.live), (maximum, maximum));
-                assert_eq!(simulator.live_bytes(), maximum as u64);
+                assert_eq!(simulator.live_bytes(), maximum);
                 // One comes back, one is served.
                 free(&pool, &stream, held.swap_remove(count / 2));
                 held.push(allocate(&pool, &stream, bytes).unwrap());

@@ -148,7 +148,7 @@ fn what_was_not_given_back_when_the_pool_ends_is_leaked_and_said_so() {
     let ((), log) = Log::of(|| drop(pool));
     assert_eq!(log.count(Level::ERROR, "leaked"), 1, "{:?}", log.lines());
     assert_eq!(log.count(Level::ERROR, "bytes=1048576"), 1, "{:?}", log.lines());
-    assert_eq!(simulator.live_bytes(), MIB as u64, "the other one went back");
+    assert_eq!(simulator.live_bytes(), MIB, "the other one went back");
     assert_eq!(lost.bytes(), MIB);
 }
 

@@ -260,7 +260,7 @@ fn what_a_stream_has_freed_is_its_own_wherever_it_lies() {
 
 #[test]
 fn an_upstream_that_has_no_more_is_passed_over() {
-    let full = SimConfig::default().capacity((2 * MIB + 256) as u64);
+    let full = SimConfig::default().capacity(2 * MIB + 256);
     let fixture = on(full.clone(), MissPolicy::new([Grow, Wait]));
     assert_eq!(fixture.asks(), [STEAL_AND_WAIT, OWN, None]);
     let fixture = on(full, MissPolicy::default());

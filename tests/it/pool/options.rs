@@ -133,7 +133,7 @@ fn the_initial_size_serves_whatever_the_policy() {
 
 #[test]
 fn an_initial_size_that_is_not_there_is_out_of_memory_and_leaves_nothing() {
-    let (device, simulator) = support::simulated(SimConfig::default().capacity(MIB as u64));
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(MIB));
     let error = builder(&device).initial_size(2 * MIB).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert!(error.to_string().contains("2097152 bytes"), "{error}");
@@ -170,7 +170,7 @@ fn growth_is_by_the_step_or_by_what_is_asked_and_stops_at_the_soft_limit_and_the
 
 #[test]
 fn growth_makes_do_with_less_where_a_step_is_not_there() {
-    let (device, simulator) = support::simulated(SimConfig::default().capacity(3 * MIB as u64));
+    let (device, simulator) = support::simulated(SimConfig::default().capacity(3 * MIB));
     let stream = device.new_stream().unwrap();
     let pool = builder(&device).growth_step(8 * MIB).build().unwrap();
     let (held, text) = super::drain(&pool, &stream, MIB);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[test]
 fn nine_tenths_of_what_is_free_is_an_initial_size() {
     let (device, _) = support::simulated(SimConfig::default().capacity(64 << 20));
-    let free_bytes = device.memory_info().unwrap().free as usize;
+    let free_bytes = device.memory_info().unwrap().free;
     let most = free_bytes / 10 * 9 / 256 * 256;
     let pool = builder(&device).initial_size(most).build().unwrap();
     assert!(pool.statistics().reserved >= most);

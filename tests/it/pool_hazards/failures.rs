@@ -160,7 +160,7 @@ fn memory_goes_back_where_no_stream_can_be_made() {
 /// An upstream whose memory has another user: what one pool has free the other one gets, and no more.
 #[test]
 fn a_full_device_is_shared() {
-    let fixture = Fixture::with(aquifer::sim::SimConfig::default().capacity(8 * UNIT as u64));
+    let fixture = Fixture::with(aquifer::sim::SimConfig::default().capacity(8 * UNIT));
     let one = fixture.pool(8 * UNIT);
     let other = fixture.pool(8 * UNIT);
     let [a, b] = fixture.streams();

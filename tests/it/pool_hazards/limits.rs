@@ -158,7 +158,7 @@ fn the_maximum_is_never_passed() {
                 std::iter::from_fn(|| try_vec(&pool, &stream, 256, 3).ok()).collect();
             assert_eq!(held.len(), maximum / 256, "in steps of {step}");
             assert_eq!(pool.statistics().peak_reserved, maximum);
-            assert_eq!(fixture.simulator.live_bytes(), maximum as u64);
+            assert_eq!(fixture.simulator.live_bytes(), maximum);
         }
     }
 }

@@ -39,7 +39,7 @@ fn half_of_what_is_free_unless_said_otherwise() {
     drop((first, second));
     assert_eq!(simulator.live_bytes(), 0);
 
-    let (device, _) = support::simulated(SimConfig::default().capacity(MIB as u64));
+    let (device, _) = support::simulated(SimConfig::default().capacity(MIB));
     let built = ArenaResource::new(CudaResource::new(&device));
     refused(built, ErrorKind::OutOfMemory, "no arena");
 }

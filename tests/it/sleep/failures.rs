@@ -90,7 +90,7 @@ fn every_call_that_fails_leaves_it_as_it_was() {
 /// What came of the calls that were to fail.
 struct Made {
     calls: u64,
-    leaked: u64,
+    leaked: usize,
 }
 
 fn one_call_fails(call: &str, nth: u64, keep: fn() -> Keep) -> Made {
@@ -178,7 +178,7 @@ impl WithHoles {
 
     fn assert_contents(&self) {
         self.kept.iter().zip(0..).for_each(|(vec, from)| assert_numbers(vec, from));
-        assert_eq!(self.simulator.live_bytes(), self.pool.statistics().reserved as u64);
+        assert_eq!(self.simulator.live_bytes(), self.pool.statistics().reserved);
         let info = self.device.memory_info().unwrap();
         assert_eq!(info.total - info.free, self.simulator.live_bytes());
     }
@@ -238,7 +238,7 @@ fn a_sleep_that_fails_twice_can_be_woken() {
             assert!(text.contains("fell asleep in part") && text.contains("call wake"), "{error}");
             assert_eq!(holes.kept[0].get(0).unwrap_err().kind(), ErrorKind::Asleep);
             let statistics = holes.pool.statistics();
-            let on_device = (statistics.reserved - statistics.asleep) as u64;
+            let on_device = statistics.reserved - statistics.asleep;
             assert_eq!((call, on_device), (call, holes.simulator.live_bytes()));
             if ends_asleep {
                 holes.kept.truncate(2);
@@ -293,7 +293,7 @@ fn a_wake_that_cannot_be_undone_goes_on_with_what_is_mapped() {
                 assert_eq!(holes.kept[0].get(0).unwrap_err().kind(), ErrorKind::Asleep);
                 let left = bytes - holes.pool.statistics().asleep;
                 assert!(left > 0, "{what}");
-                assert_eq!((&what, left as u64), (&what, holes.simulator.live_bytes()));
+                assert_eq!((&what, left), (&what, holes.simulator.live_bytes()));
             };
             assert_asleep(&holes);
             if fails_again {

@@ -2,7 +2,7 @@
 
 use super::growth::Growth;
 use crate::driver::CallSite;
-use crate::driver::{DeviceRange, VectorEvent, VectorType, is_forked_child};
+use crate::driver::{DeviceRange, VectorEvent, VectorType, is_in_host_function, may_not_call};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::order::{CapturePolicy, MemoryUse, PendingUses, UseTimeline};
@@ -277,6 +277,21 @@ impl Buffer {
         Ok(std::mem::replace(&mut self.block, DeviceBlock::new(0, 0, 0)))
     }
 
+    /// Defers the drop to a later call, on a thread that may call the driver.
+    #[cold]
+    fn defer_drop(&mut self, block: DeviceBlock) {
+        let buffer = Self {
+            resource: self.resource.clone(),
+            home: self.home.clone(),
+            block: ManuallyDrop::new(block),
+            alignment: self.alignment,
+            uses: std::mem::take(&mut self.uses),
+            growth: None,
+            is_deferred: self.is_deferred,
+        };
+        deferred::defer(None, move || drop(buffer));
+    }
+
     /// Defers the free of the block until the graph of home's capture is gone, which may use it. If the capture in the
     /// way is another stream's, a later call of the crate frees it.
     #[cold]
@@ -310,7 +325,10 @@ impl Drop for Buffer {
         // SAFETY: taken once, here.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
         // In the child of a fork the memory is the parent's, and the locks on the way may be held.
-        if block.is_empty() || is_forked_child() {
+        if block.is_empty() || may_not_call() {
+            if is_in_host_function() {
+                self.defer_drop(block);
+            }
             return;
         }
         let waited = match self.uses.is_empty() {

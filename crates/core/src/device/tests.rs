@@ -109,3 +109,24 @@ fn without_a_gpu_both_ways_on_are_named() {
         "{text}"
     );
 }
+
+#[test]
+fn percents_are_of_the_memory_and_rounded_down() {
+    let device = Device::simulated(SimConfig::default().capacity(1 << 30));
+    let total = 1 << 30;
+    assert_eq!(device.percent_of_memory(100.0).unwrap(), total);
+    assert_eq!(device.percent_of_memory(50.0).unwrap(), total / 2);
+    assert_eq!(device.percent_of_memory(12.5).unwrap(), total / 8);
+    assert_eq!(device.percent_of_memory(0.0).unwrap(), 0);
+    let third = device.percent_of_memory(100.0 / 3.0).unwrap();
+    assert!(third.is_multiple_of(2 << 20) && total / 3 - third < 2 << 20, "{third}");
+    for wrong in [-1.0, 100.001, f64::NAN, f64::INFINITY] {
+        let refused = device.percent_of_memory(wrong).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{wrong}");
+    }
+    let block = device.driver().mem_alloc(total / 2).unwrap();
+    assert_eq!(device.percent_of_free_memory(100.0).unwrap(), total / 2);
+    assert_eq!(device.percent_of_free_memory(50.0).unwrap(), total / 4);
+    // SAFETY: allocated above, and not used.
+    unsafe { device.driver().mem_free(block) }.unwrap();
+}

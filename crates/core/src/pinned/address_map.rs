@@ -18,8 +18,9 @@ use super::source::{HostMemory, HostSource};
 use super::thread_cache::PoolKey;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
-use crate::driver::{is_forked_child, not_forked};
+use crate::driver::{is_forked_child, is_in_host_function, not_forked};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stream::deferred;
 use crate::sync::trusted::{AtomicU64, Ordering, RwLock, thread_local};
 use crate::sync::{Arc, LazyLock, OnceLock};
 use std::alloc::Layout;
@@ -125,6 +126,13 @@ pub(super) unsafe fn free(pointer: NonNull<u8>, layout: Layout) {
         return;
     }
     let address = pointer.addr().get();
+    if is_in_host_function() {
+        return deferred::defer(None, move || {
+            let Some(pointer) = exposed_pointer(address) else { return };
+            // SAFETY: the caller's promise, which a later moment keeps as well.
+            unsafe { free(pointer, layout) };
+        });
+    }
     let Some(range) = find(address).filter(|range| !range.is_registered) else {
         // SAFETY: the caller's promise.
         if unsafe { ordinary::free(pointer) } {

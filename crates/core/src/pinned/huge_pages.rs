@@ -20,6 +20,9 @@ const SMALL_PAGE: usize = 4096;
 /// What a thread touches at a time.
 const PART: usize = 16 << 20;
 
+/// The nodes that a mask names. Linux has up to 1024.
+const NODES: usize = 1024;
+
 /// Smaller blocks gain little: they are slabs of pools, of which few are made.
 pub(super) const LEAST: usize = 16 << 20;
 
@@ -28,13 +31,44 @@ pub(super) fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)
 }
 
+/// The NUMA node that pages should be on. Pages of another serve where it has none left.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Placement {
+    Anywhere,
+    /// The device's. A refusal changes nothing.
+    Near(u32),
+    /// The one that the program names.
+    Named(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MappingStep {
+    Kernel,
+    Mapping,
+    /// The machine has no such node.
+    NoNode,
+    /// The system binds no memory, as in some containers.
+    Node,
+}
+
 /// The step that failed, and why.
 #[derive(Debug)]
-pub(super) struct NotMapped(&'static str, String);
+pub(super) struct NotMapped(MappingStep, String);
+
+impl NotMapped {
+    pub(super) fn step(&self) -> MappingStep {
+        self.0
+    }
+}
 
 impl fmt::Display for NotMapped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.0, self.1)
+        let step = match self.0 {
+            MappingStep::Kernel => "a fork",
+            MappingStep::Mapping => "mapping",
+            MappingStep::NoNode | MappingStep::Node => "a NUMA node",
+        };
+        write!(f, "{step}: {}", self.1)
     }
 }
 
@@ -49,23 +83,26 @@ pub(super) struct HugePages {
 unsafe impl Send for HugePages {}
 
 impl HugePages {
-    /// Maps and touches `bytes`, a multiple of 4096, on up to `threads` threads, this one included. `node` is the NUMA
-    /// node that the pages should be on.
-    pub(super) fn map(bytes: usize, threads: usize, node: Option<u32>) -> Result<Self, NotMapped> {
+    /// Maps and touches `bytes`, a multiple of 4096, on up to `threads` threads, this one included.
+    pub(super) fn map(
+        bytes: usize,
+        threads: usize,
+        placement: Placement,
+    ) -> Result<Self, NotMapped> {
         static KERNEL: LazyLock<bool> = LazyLock::new(keeps_pages_at_a_fork);
         if !*KERNEL {
-            return Err(NotMapped(
-                "a fork",
-                String::from("Linux before 5.12 may move locked pages"),
-            ));
+            let why = String::from("Linux before 5.12 may move locked pages");
+            return Err(NotMapped(MappingStep::Kernel, why));
         }
         let pages = Self::reserve(bytes)?;
         // SAFETY: the whole mapping, which nothing else uses. What the system refuses changes nothing.
         unsafe {
             let start = pages.base.as_ptr().cast();
             libc::madvise(start, bytes, libc::MADV_HUGEPAGE);
-            if let Some(node) = node.filter(|node| *node < u64::BITS) {
-                prefer_node(pages.base, bytes, node);
+            match placement {
+                Placement::Anywhere => {}
+                Placement::Near(node) => drop(prefer_node(pages.base, bytes, node)),
+                Placement::Named(node) => prefer_node(pages.base, bytes, node)?,
             }
         }
         pages.touch(threads);
@@ -74,7 +111,7 @@ impl HugePages {
 
     /// A mapping that begins at a multiple of a huge page.
     fn reserve(bytes: usize) -> Result<Self, NotMapped> {
-        let failed = || NotMapped("mapping", io::Error::last_os_error().to_string());
+        let failed = || NotMapped(MappingStep::Mapping, io::Error::last_os_error().to_string());
         let padded = bytes.checked_add(HUGE_PAGE).ok_or_else(failed)?;
         let (read_write, private) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -164,14 +201,26 @@ fn is_from_5_12(release: &str) -> bool {
 /// # Safety
 ///
 /// The range is a mapping of the caller's.
-unsafe fn prefer_node(base: NonNull<u8>, bytes: usize, node: u32) {
+unsafe fn prefer_node(base: NonNull<u8>, bytes: usize, node: u32) -> Result<(), NotMapped> {
     const MPOL_PREFERRED: libc::c_int = 1;
-    let mask = 1_u64 << node;
-    // SAFETY: the caller's range; the mask has 64 bits. A refusal leaves the policy of the thread.
-    unsafe {
-        let (start, mask) = (base.as_ptr(), &raw const mask);
-        libc::syscall(libc::SYS_mbind, start, bytes, MPOL_PREFERRED, mask, u64::BITS as usize, 0);
+    let mut mask = [0_u64; NODES / u64::BITS as usize];
+    let Some(word) = mask.get_mut((node / u64::BITS) as usize) else {
+        return Err(NotMapped(MappingStep::NoNode, format!("Linux has nodes 0 to {}", NODES - 1)));
+    };
+    *word = 1 << (node % u64::BITS);
+    // SAFETY: the caller's range; the mask has so many bits. A refusal leaves the policy of the thread.
+    let bound = unsafe {
+        let (start, mask) = (base.as_ptr(), mask.as_ptr());
+        // The kernel takes one bit less than it is told.
+        libc::syscall(libc::SYS_mbind, start, bytes, MPOL_PREFERRED, mask, NODES + 1, 0)
+    };
+    if bound == 0 {
+        return Ok(());
     }
+    let error = io::Error::last_os_error();
+    let is_none = error.raw_os_error() == Some(libc::EINVAL);
+    let step = if is_none { MappingStep::NoNode } else { MappingStep::Node };
+    Err(NotMapped(step, error.to_string()))
 }
 
 #[cfg(test)]
@@ -181,7 +230,7 @@ mod tests {
     #[test]
     fn all_pages_are_there_and_zero_and_go_again() {
         for (bytes, threads) in [(SMALL_PAGE, 1), (LEAST, 3), (LEAST + 5 * SMALL_PAGE, 0)] {
-            let pages = HugePages::map(bytes, threads, Some(0)).unwrap();
+            let pages = HugePages::map(bytes, threads, Placement::Near(0)).unwrap();
             let memory = pages.memory();
             assert_eq!((memory.len(), memory.cast::<u8>().addr().get() % HUGE_PAGE), (bytes, 0));
             let mut there = vec![0_u8; bytes / SMALL_PAGE];
@@ -203,7 +252,8 @@ mod tests {
 
     #[test]
     fn a_size_that_no_address_space_has_is_refused() {
-        let refused = HugePages::map(isize::MAX as usize & !(SMALL_PAGE - 1), 8, None);
+        let refused =
+            HugePages::map(isize::MAX as usize & !(SMALL_PAGE - 1), 8, Placement::Anywhere);
         let refused = refused.unwrap_err().to_string();
         assert!(refused.starts_with("mapping: "), "{refused}");
     }
@@ -219,6 +269,16 @@ mod tests {
             ("", false),
         ] {
             assert_eq!(is_from_5_12(release), keeps, "{release}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_none_is_refused_where_it_is_named_alone() {
+        for node in [63, 1023, 1024, u32::MAX] {
+            let refused = HugePages::map(SMALL_PAGE, 1, Placement::Named(node)).unwrap_err();
+            // A container may not bind memory at all.
+            assert!(matches!(refused.step(), MappingStep::NoNode | MappingStep::Node), "{refused}");
+            drop(HugePages::map(SMALL_PAGE, 1, Placement::Near(node)).unwrap());
         }
     }
 }

@@ -15,6 +15,7 @@ mod huge_pages;
 mod mapped_alloc;
 #[cfg(target_os = "linux")]
 mod memory_limit;
+mod numa;
 mod ordinary;
 mod pinned_alloc;
 mod pinned_resource;

@@ -1,4 +1,4 @@
-//! Ordinary memory for [`PinnedAlloc`](crate::PinnedAlloc) where there is no GPU. A simulated device copies from it as from
+//! Ordinary memory for [`PinnedAlloc`](crate::PinnedAlloc) where there is no GPU, or where its driver may not be called. A simulated device copies from it as from
 //! any memory that is not page-locked.
 
 use crate::debug_log::deferred_event;
@@ -38,6 +38,16 @@ pub(super) fn allocate_without_gpu(missing: Error, layout: Layout) -> Result<Non
         }
         deferred_event!(warn, error, "no GPU: PinnedAlloc uses ordinary memory");
     }
+    allocate(layout)
+}
+
+/// A block in place of a page-locked one that no driver can be asked for.
+pub(super) fn allocate_in_host_function(layout: Layout) -> Result<NonNull<[u8]>> {
+    deferred_event!(debug, bytes = layout.size(), "ordinary memory, inside of a host function");
+    allocate(layout)
+}
+
+fn allocate(layout: Layout) -> Result<NonNull<[u8]>> {
     let block = Global.allocate(layout).map_err(|_| {
         let what = format!("the system has no {} of ordinary memory", Count(layout.size(), "byte"));
         Error::new(ErrorKind::OutOfMemory, what).with_advice("ask for less")

@@ -1,9 +1,9 @@
 //! Page-locked memory of the process, as its heap is.
 
 use super::allocator::{HostAllocator, implement_allocators};
-use super::ordinary::allocate_without_gpu;
+use super::ordinary::{allocate_in_host_function, allocate_without_gpu};
 use super::registry;
-use crate::driver::not_forked;
+use crate::driver::{is_in_host_function, not_forked};
 use crate::error::Result;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -26,6 +26,9 @@ use std::ptr::NonNull;
 /// feature, or has no valid value. Once a program has called
 /// [`Device::detect_or_simulate`](crate::Device::detect_or_simulate), the memory is the simulated device's.
 ///
+/// Inside of a [host function](crate::Stream::launch_host_fn), where the driver may not be called, a new block is ordinary
+/// memory, so that a `Vec` may grow there. It may be used and freed as any other.
+///
 /// By default that is a [`PinnedPool`](crate::pinned::PinnedPool) over memory of that device. An allocation costs
 /// nanoseconds once the pool is warm, while the driver takes a millisecond for each three megabytes.
 ///
@@ -47,6 +50,9 @@ unsafe impl HostAllocator for PinnedAlloc {
     }
 
     fn allocate_slow(&self, layout: Layout) -> Result<NonNull<[u8]>> {
+        if is_in_host_function() {
+            return allocate_in_host_function(layout);
+        }
         not_forked("page-locked memory")?;
         match registry::load() {
             Ok(current) => current.allocate_slow(layout),

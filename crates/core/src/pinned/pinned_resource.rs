@@ -2,6 +2,7 @@
 
 use super::address_map::{self, device_address_and_range};
 use super::allocator::{HostAllocator, implement_allocators};
+use super::numa::require_placement;
 use super::source::{HostSource, not_mapped};
 use crate::device::Device;
 use crate::driver::CallSite;
@@ -72,10 +73,31 @@ impl PinnedOptions {
         /// 0.3 s by 8 threads and 1.7 s by the driver. A fork copies them for the child, which took 0.8 s for 1 GiB. The
         /// child shares the driver's memory with its parent instead. So take 0 for a process that forks workers.
         ///
-        /// The driver makes the memory where the system lacks a step, which an event at `debug` names.
+        /// The driver makes the memory where the system lacks a step, which an event at `debug` names. Blocks on a
+        /// [named node](Self::numa_node) are touched by one thread at least, and are never the driver's.
         touch_threads: usize;
 
-        /// The NUMA node of such blocks, by default the device's. Pages of another node serve where it has none left.
+        /// The NUMA node of all blocks, of any size. A pool over the resource has its memory there, too. By default, blocks of
+        /// 16 MiB and more are on the device's node, and smaller ones where the driver makes them. Pages of another node
+        /// serve where it has none left.
+        ///
+        /// ```
+        /// use allocator_api2::vec::Vec;
+        /// use aquifer::{Device, ErrorKind, pinned::{PinnedPool, PinnedResource}};
+        ///
+        /// let device = Device::detect_or_simulate()?;
+        /// # if cfg!(target_os = "linux") {
+        /// // A container may refuse to place memory: ErrorKind::Unsupported.
+        /// if let Ok(on_node) = PinnedResource::builder(&device).numa_node(0).build() {
+        ///     let pool = PinnedPool::new(on_node)?;
+        ///     let mut vec: Vec<u8, PinnedPool> = Vec::with_capacity_in(4096, pool);
+        ///     vec.push(1);
+        /// }
+        /// let none = PinnedResource::builder(&device).numa_node(1000).build();
+        /// assert!(matches!(none.unwrap_err().kind(), ErrorKind::InvalidArgument | ErrorKind::Unsupported));
+        /// # }
+        /// # Ok::<(), aquifer::Error>(())
+        /// ```
         numa_node: u32 => Some;
     }
 
@@ -83,8 +105,10 @@ impl PinnedOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] if mapped memory was asked and the device cannot map, and [`ErrorKind::Forked`] in
-    /// the child of a fork.
+    /// - [`ErrorKind::Unsupported`] if mapped memory was asked and the device cannot map, or a NUMA node where the system or
+    ///   the driver places no memory.
+    /// - [`ErrorKind::InvalidArgument`] for a NUMA node that the machine does not have.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
     pub fn build(self) -> Result<PinnedResource> {
         let Self { device, portable, mapped, write_combined, .. } = self;
         if mapped && !device.properties().map_host_memory {
@@ -92,6 +116,9 @@ impl PinnedOptions {
         }
         not_forked("page-locked memory")?;
         let flags = HostFlags { portable, mapped, write_combined, read_only: false };
+        if let Some(node) = self.numa_node {
+            require_placement(&device, flags, node)?;
+        }
         let mut source = HostSource::new(&device, flags);
         source.touch_threads = AtomicUsize::new(self.touch_threads);
         source.numa_node = self.numa_node;

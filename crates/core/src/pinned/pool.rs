@@ -1,6 +1,6 @@
 //! The pool of page-locked memory, as an allocator and as a resource.
 
-use super::address_map::SlabOwner;
+use super::address_map::{self, SlabOwner};
 use super::allocator::{HostAllocator, catch_panic_and_error, implement_allocators};
 use super::batch::{Batch, FreedBlock};
 use super::pinned_resource::{PinnedResource, allocate_device_block, host_pointer, token};
@@ -10,12 +10,12 @@ use super::pool_statistics::PinnedPoolStatistics;
 use super::siblings::{self, Sibling};
 use super::thread_cache::{self, PoolKey};
 use crate::device::Device;
-use crate::driver::{is_forked_child, not_forked};
+use crate::driver::{is_forked_child, is_in_host_function, may_not_call, not_forked};
 use crate::error::Result;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{equal_by_identity, forward};
 use crate::resource::{DeviceBlock, DeviceResource, HostAccessible, ResourceId};
-use crate::stream::{Stream, collect_all_after};
+use crate::stream::{Stream, collect_all_after, deferred};
 use crate::sync::{Arc, Weak};
 use std::alloc::Layout;
 use std::fmt;
@@ -73,6 +73,10 @@ struct PoolHandle(Arc<PoolCore>);
 
 impl Drop for PoolHandle {
     fn drop(&mut self) {
+        if is_in_host_function() {
+            let core = self.0.clone();
+            return deferred::defer(None, move || core.close());
+        }
         // Containers drop their allocator, which may not unwind.
         let _ = catch_panic_and_error(|| {
             self.0.close();
@@ -130,7 +134,7 @@ impl PinnedPool {
 
     /// The numbers of the pool now. Exact while no other thread uses it.
     pub fn statistics(&self) -> PinnedPoolStatistics {
-        if is_forked_child() {
+        if may_not_call() {
             return PinnedPoolStatistics::default();
         }
         self.core().statistics()
@@ -252,6 +256,10 @@ unsafe impl HostAllocator for PinnedPool {
     }
 
     unsafe fn free_slow(&self, pointer: NonNull<u8>, layout: Layout) {
+        if is_in_host_function() {
+            // SAFETY: the caller's promise; it is deferred there, and found to be this pool's.
+            return unsafe { address_map::free(pointer, layout) };
+        }
         if let Some(block) = FreedBlock::new(pointer.addr().get(), layout.size()) {
             // SAFETY: the caller's promise.
             unsafe { self.core().free_slow(block, self.key().fenced) }
@@ -296,7 +304,12 @@ unsafe impl DeviceResource for PinnedPool {
         allocate_device_block(self, self.upstream(), stream, layout)
     }
 
-    unsafe fn deallocate(&self, _stream: &Stream, block: DeviceBlock) {
+    unsafe fn deallocate(&self, stream: &Stream, block: DeviceBlock) {
+        if is_in_host_function() {
+            let (pool, stream) = (self.clone(), stream.clone());
+            // SAFETY: the caller's promise, which a later moment keeps as well.
+            return deferred::defer(None, move || unsafe { pool.deallocate(&stream, block) });
+        }
         if let Some(block) = FreedBlock::new(block.token() as usize, block.bytes()) {
             // SAFETY: the caller gives the block up; the fence comes after all work given so far.
             unsafe { self.core().free_slow(block, true) };

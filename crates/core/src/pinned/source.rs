@@ -7,7 +7,7 @@
 
 use super::fence::{Fence, synchronize_sharing_contexts};
 #[cfg(target_os = "linux")]
-use super::huge_pages::{self, HugePages};
+use super::huge_pages::{self, HugePages, Placement};
 #[cfg(target_os = "linux")]
 use super::memory_limit;
 use super::quarantine::{FenceError, Quarantine};
@@ -97,6 +97,16 @@ pub(super) fn quarantine_of(device: &Device) -> Arc<HostQuarantine> {
     QUARANTINES.lock().entry(device.key()).or_default().clone()
 }
 
+#[cfg(target_os = "linux")]
+fn not_placed(device: &Device, requested: Requested, node: u32, step: &str) -> Error {
+    let what = format!(
+        "allocating {requested} of page-locked memory for {device} on NUMA node {node}: {step}"
+    );
+    Error::new(ErrorKind::OutOfMemory, what).with_advice(
+        "free host memory, raise the limit of locked memory (ulimit -l), or leave numa_node out",
+    )
+}
+
 impl PartialEq for HostSource {
     fn eq(&self, other: &Self) -> bool {
         self.device == other.device && self.flags == other.flags
@@ -165,6 +175,9 @@ impl HostSource {
             match self.register_fresh(bytes) {
                 Ok(base) => return Ok(base),
                 Err(step) => {
+                    if let Some(node) = self.numa_node {
+                        return Err(not_placed(&self.device, requested, node, &step));
+                    }
                     let device = self.device.to_string();
                     // Deferred: the caller may hold the locks of a pool above.
                     deferred_event!(debug, %device, bytes, %step, "page-locked memory comes from the driver");
@@ -198,12 +211,13 @@ impl HostSource {
         memory_limit::require(bytes as u64, what)
     }
 
-    /// Whether fresh memory of this size is touched here and registered. The driver makes what cannot be: small blocks,
-    /// and memory that is write-combined.
+    /// Whether fresh memory of this size is touched here and registered. The driver makes what cannot be, or is not worth
+    /// it: small blocks that may be on any node, and memory that is write-combined.
     #[cfg(target_os = "linux")]
     fn touches(&self, bytes: usize) -> bool {
-        self.touch_threads.load(Ordering::Relaxed) > 0
-            && bytes >= huge_pages::LEAST
+        let is_worth_it =
+            self.touch_threads.load(Ordering::Relaxed) > 0 && bytes >= huge_pages::LEAST;
+        (is_worth_it || self.numa_node.is_some())
             && !self.flags.write_combined
             && self.device.properties().host_register
     }
@@ -211,9 +225,13 @@ impl HostSource {
     /// Fresh huge pages that are registered with the driver. The error names the step that failed.
     #[cfg(target_os = "linux")]
     fn register_fresh(&self, bytes: usize) -> Result<NonNull<u8>, String> {
-        let node = self.numa_node.or(self.device.properties().host_numa_node);
+        let placement = match (self.numa_node, self.device.properties().host_numa_node) {
+            (Some(named), _) => Placement::Named(named),
+            (None, Some(near)) => Placement::Near(near),
+            (None, None) => Placement::Anywhere,
+        };
         let threads = self.touch_threads.load(Ordering::Relaxed);
-        let pages = HugePages::map(bytes, threads, node).map_err(|step| step.to_string())?;
+        let pages = HugePages::map(bytes, threads, placement).map_err(|step| step.to_string())?;
         let base = pages.memory().cast();
         // SAFETY: the pages stay mapped until `registered` gives them up, behind an unregistration.
         unsafe { self.device.driver().host_register(pages.memory(), self.flags) }

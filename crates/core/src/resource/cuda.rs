@@ -7,7 +7,7 @@ use super::mapped::Mappable;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::CallSite;
-use crate::driver::{DeviceAddress, DriverResult, ErrorContext};
+use crate::driver::{DeviceAddress, DriverResult, ErrorContext, is_in_host_function};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::impls::Count;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout, Requested};
@@ -109,7 +109,7 @@ pub fn allocate(
 /// Waits for the stream and calls `free`, with an error if the stream may not have passed all that it was given. On a
 /// stream in capture, where a wait would invalidate the graph, a later call of the crate calls `free`.
 pub fn free_behind(stream: &Stream, free: impl FnOnce(Result<()>) + Send + 'static) {
-    if stream.is_capturing().unwrap_or(false) {
+    if is_in_host_function() || stream.is_capturing().unwrap_or(false) {
         return stream.free_block_later(free);
     }
     free(stream.synchronize_uncaptured());
@@ -126,7 +126,7 @@ pub unsafe fn free_blocking(stream: &Stream, device: &Device, block: DeviceBlock
     if block.is_empty() {
         return;
     }
-    if stream.is_capturing().unwrap_or(false) {
+    if is_in_host_function() || stream.is_capturing().unwrap_or(false) {
         // SAFETY: the caller's promise.
         return unsafe { free_deferred(stream, device, block) };
     }

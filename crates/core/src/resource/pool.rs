@@ -4,7 +4,7 @@ use super::block::DeviceBlock;
 use super::cuda::CudaResource;
 use super::device_resource::DeviceResource;
 use super::impls::{debug_struct, handle};
-use crate::driver::is_forked_child;
+use crate::driver::may_not_call;
 use crate::layout::{DEFAULT_ALIGNMENT, DeviceLayout};
 use crate::pool::Block;
 use crate::stream::Stream;
@@ -116,15 +116,16 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// The bytes that the pool has of upstream, free ones included. The name is RMM's. It takes one lock, while
     /// [`statistics`](Self::statistics) asks every stream's memory.
     pub fn pool_size(&self) -> usize {
-        if is_forked_child() {
+        if may_not_call() {
             return 0;
         }
         self.pool.reserved_bytes()
     }
 
-    /// The pool's counts of memory and of calls. Exact while no other thread uses it.
+    /// The pool's counts of memory and of calls. Exact while no other thread uses it. Zero inside of a
+    /// [host function](Stream::launch_host_fn).
     pub fn statistics(&self) -> PoolStatistics {
-        if is_forked_child() {
+        if may_not_call() {
             return PoolStatistics::default();
         }
         let mut statistics = self.pool.stats();
@@ -149,7 +150,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// # Ok::<(), aquifer::Error>(())
     /// ```
     pub fn memory_map(&self) -> PoolMap {
-        if is_forked_child() {
+        if may_not_call() {
             return PoolMap::default();
         }
         self.pool.memory_map()

@@ -7,7 +7,7 @@ use super::members::CAPTURES;
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::CallSite;
-use crate::driver::{ErrorContext, is_forked_child};
+use crate::driver::{ErrorContext, may_not_call};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::event::Event;
 use crate::sync::{Arc, assert_unlocked};
@@ -31,7 +31,7 @@ pub(crate) fn pass_all_gates(device: &Device) -> Result<()> {
 /// Whether any stream of `device` that Aquifer knows is recording a graph. A question to the driver
 /// that fails counts as yes.
 pub fn any_capturing(device: &Device) -> bool {
-    if is_forked_child() {
+    if may_not_call() {
         return false;
     }
     let streams = exposed(device);
@@ -201,13 +201,15 @@ impl Device {
     /// - [`ErrorKind::ContextLost`] if that work failed.
     /// - [`ErrorKind::Capture`] while a stream of the device is in capture. The capture is not disturbed if Aquifer knows
     ///   the stream, as after [`Stream::from_handle`]. The driver invalidates that of any other stream.
+    /// - [`ErrorKind::Panicked`] if a [host function](Stream::launch_host_fn) of a living stream has panicked.
     /// - [`ErrorKind::Simulation`] if the simulated device saw an access out of order.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let _site = CallSite::enter();
         let synchronized = self.synchronize_without_drops();
         deferred::collect_all();
-        synchronized
+        synchronized?;
+        living(self).iter().try_for_each(|stream| stream.host_panics().report(stream))
     }
 
     /// Like [`synchronize`](Self::synchronize), without a deferred drop. It is for callers with a lock that the drop of

@@ -5,6 +5,8 @@
 //! the process's, since a deferred buffer holds its stream. A queue inside of that stream would keep both alive for
 //! good.
 //!
+//! What is dropped inside of a host function, where the driver may not be called, is deferred without an event.
+//!
 //! # State table
 //!
 //! | state of a drop | held by | becomes |
@@ -150,6 +152,12 @@ pub(crate) fn defer(event: Option<Arc<Event>>, drop: impl FnOnce() + Send + 'sta
     BUFFERS.defer(DeferredDrop::new(event.map(Until::Event), drop));
 }
 
+/// Calls `drop` when the crate next collects, on a thread that may call the driver. It is for drops inside of a host
+/// function.
+pub fn defer_to_program(drop: impl FnOnce() + Send + 'static) {
+    defer(None, drop);
+}
+
 /// Drops `value` when the crate collects and `is_ready` is true of it, which calls no code but the crate's.
 pub(crate) fn defer_until<T: Send + 'static>(value: T, is_ready: fn(&T) -> bool) {
     let until = Until::Ready(Box::new(move || is_ready(&value)));
@@ -246,7 +254,7 @@ pub(crate) fn after_waits(one: Arc<dyn AfterWait>) {
 /// Calls them, but not while the thread holds buffers, since it may have a pool's locks then.
 fn call_after_waits() {
     let is_empty = AFTER_WAIT_COUNT.load(trusted::Ordering::Relaxed) == 0;
-    if is_empty || holds_buffers() || crate::driver::is_forked_child() {
+    if is_empty || holds_buffers() || crate::driver::may_not_call() {
         return;
     }
     let _site = NoCallSite::enter();
@@ -274,7 +282,7 @@ pub fn collect_blocks() {
 }
 
 fn collect_from(queue: &DeferredQueue<DeferredDrop>) -> usize {
-    if queue.is_empty() || crate::driver::is_forked_child() {
+    if queue.is_empty() || crate::driver::may_not_call() {
         return 0;
     }
     // These drops are not the work of the call that runs them.

@@ -4,12 +4,13 @@
 
 use super::call::StreamCall;
 use super::capture_state::Attachment;
+use super::deferred;
 use super::gate::Patience;
 use super::handle::{Capture, Stream};
 use crate::debug_log::defer_events;
 use crate::device::Device;
 use crate::driver::CallSite;
-use crate::driver::{ErrorContext, RawGraph, is_forked_child, not_forked};
+use crate::driver::{ErrorContext, RawGraph, is_forked_child, is_in_host_function, not_forked};
 use crate::error::{ErrorKind, Result, ensure};
 use crate::event::Event;
 use crate::impls::debug_struct;
@@ -312,19 +313,33 @@ impl Drop for Graph {
         if is_forked_child() {
             return;
         }
-        // SAFETY: this is the only handle, so no thread is in a launch, and none comes after.
-        let destroyed = unsafe { self.device.driver().graph_destroy(self.raw) };
         // SAFETY: taken once, here.
         let attachments = unsafe { ManuallyDrop::take(&mut self.attachments) };
-        // It cannot be launched any more, even where the driver did not destroy it.
-        let launched_on = self.launched.get_mut();
-        attachments.into_iter().for_each(|detach| detach(launched_on));
-        if let Err(error) = destroyed
-            && !error.is_gone()
-            && error.kind() != ErrorKind::ContextLost
-        {
-            crate::debug_log::event!(warn, %error, "a graph could not be destroyed, and stays with its device");
+        let launched_on = std::mem::take(self.launched.get_mut());
+        if is_in_host_function() {
+            let (device, raw) = (self.device.clone(), self.raw);
+            return deferred::defer(None, move || destroy(&device, raw, attachments, &launched_on));
         }
+        destroy(&self.device, self.raw, attachments, &launched_on);
+    }
+}
+
+/// Destroys a graph whose only handle is gone, and lets go what it kept.
+fn destroy(
+    device: &Device,
+    raw: RawGraph,
+    attachments: Vec<Attachment<Stream>>,
+    launched_on: &[Stream],
+) {
+    // SAFETY: the only handle is gone, so no thread is in a launch, and none comes after.
+    let destroyed = unsafe { device.driver().graph_destroy(raw) };
+    // It cannot be launched any more, even where the driver did not destroy it.
+    attachments.into_iter().for_each(|detach| detach(launched_on));
+    if let Err(error) = destroyed
+        && !error.is_gone()
+        && error.kind() != ErrorKind::ContextLost
+    {
+        crate::debug_log::event!(warn, %error, "a graph could not be destroyed, and stays with its device");
     }
 }
 

@@ -1,11 +1,14 @@
 //! The handle on a stream, and the identity behind it.
 
 use super::capture_state::{Attachment, CaptureState};
+use super::deferred;
 use super::gate::{Gate, Refused};
+use super::host_panics::HostPanics;
 use super::pool_handles::PoolHandles;
 use crate::device::Device;
 use crate::driver::{
     BackendKind, ErrorContext, NewStream, RawStream, StreamKeeper, is_forked_child,
+    is_in_host_function,
 };
 #[cfg(feature = "cuda")]
 use crate::error::ensure;
@@ -60,6 +63,8 @@ struct StreamInner {
     exposed: AtomicBool,
     /// Whether it was given copies of host memory whose end nothing here waits for. It is set like `exposed`.
     copies_unseen: AtomicBool,
+    /// The panics of its host functions, which have a share.
+    host_panics: Arc<HostPanics>,
     /// The number of handles that are pools'. Pools order their memory by the stream as long as it has a user.
     pools: AtomicUsize,
     /// The driver's number of a stream that its owner may destroy.
@@ -101,6 +106,7 @@ impl StreamInner {
             launch_or_wait: Mutex::new(()),
             exposed: AtomicBool::new(false),
             copies_unseen: AtomicBool::new(false),
+            host_panics: Arc::default(),
             pools: AtomicUsize::new(0),
             foreign: None,
             replacement: OnceLock::new(),
@@ -132,6 +138,12 @@ impl Drop for StreamInner {
             // The stream is the parent's, and a thread of the parent may hold the locks on the way.
             std::mem::forget((self.keep.take(), self.replacement.take()));
             return;
+        }
+        if is_in_host_function() {
+            let mut later = Self::new(&self.device, self.raw, self.keep.take());
+            later.foreign = self.foreign.take();
+            later.replacement = std::mem::take(&mut self.replacement);
+            return deferred::defer(None, move || drop(later));
         }
         let mut streams = STREAMS.lock();
         for key in self.keys() {
@@ -311,6 +323,10 @@ impl Stream {
             Some(capture) => capture.attach(kept),
             None => Err(kept),
         }
+    }
+
+    pub(super) fn host_panics(&self) -> &Arc<HostPanics> {
+        &self.inner.host_panics
     }
 
     pub(super) fn gate(&self) -> &Gate<Capture, RawStream> {

@@ -12,6 +12,8 @@ mod foreign;
 pub(crate) mod gate;
 pub(crate) mod graph;
 mod handle;
+mod host_function;
+mod host_panics;
 mod members;
 mod operations;
 mod per_thread;

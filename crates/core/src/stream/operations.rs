@@ -5,7 +5,7 @@ use super::deferred;
 use super::gate::Patience;
 use super::handle::Stream;
 use crate::driver::CallSite;
-use crate::driver::not_forked;
+use crate::driver::{is_in_host_function, not_forked};
 use crate::error::{ErrorKind, Result};
 use crate::event::Event;
 use crate::sync::Arc;
@@ -92,6 +92,7 @@ impl Stream {
     ///
     /// - [`ErrorKind::ContextLost`] if that work failed.
     /// - [`ErrorKind::Capture`] if the stream is in capture, which is not disturbed.
+    /// - [`ErrorKind::Panicked`] if a [host function](Self::launch_host_fn) of it has panicked.
     /// - [`ErrorKind::Simulation`] if the simulated device saw an access out of order.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
@@ -101,7 +102,7 @@ impl Stream {
         }
         let synchronized = self.synchronize_uncaptured();
         deferred::collect_all();
-        synchronized
+        synchronized.and_then(|()| self.host_panics().report(self))
     }
 
     /// Like [`synchronize`](Self::synchronize), without a deferred drop. For a stream in a declared capture, waits for
@@ -151,6 +152,10 @@ impl Stream {
     /// Defers `free` of a block to a later call of the crate, when the stream is out of its capture and has passed all
     /// that it was given. After an error, `free` is called at once with it, since the stream may never say.
     pub(crate) fn free_block_later(&self, free: impl FnOnce(Result<()>) + Send + 'static) {
+        if is_in_host_function() {
+            let stream = self.clone();
+            return deferred::defer(None, move || stream.free_block_later(free));
+        }
         match self.record_unless_capturing() {
             Ok(Some(event)) => deferred::defer_block(Some(Arc::new(event)), || free(Ok(()))),
             Ok(None) => {

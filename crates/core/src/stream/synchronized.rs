@@ -49,18 +49,20 @@ use std::task::{Context, Poll};
 pub struct Synchronized {
     /// The event to wait for, or the reason why there is none.
     event: Result<Arc<Watched>>,
+    /// The stream whose host functions' panics it reports.
+    stream: Option<Stream>,
 }
 
 impl Synchronized {
-    fn new(event: Result<Event>) -> Self {
-        Self { event: event.map(Watched::new) }
+    fn new(event: Result<Event>, stream: Option<Stream>) -> Self {
+        Self { event: event.map(Watched::new), stream }
     }
 }
 
 impl Future for Synchronized {
     type Output = Result<()>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let watched = match &self.event {
             Ok(watched) => watched,
             Err(error) => return Poll::Ready(Err(Error::clone(error))),
@@ -68,7 +70,13 @@ impl Future for Synchronized {
         let Poll::Ready(asked) = watched.poll(context) else { return Poll::Pending };
         let ended = watched.event().end(asked);
         deferred::collect_all();
-        Poll::Ready(ended)
+        // Taken: it is told once by this, and then again from `event`.
+        let stream = self.stream.take();
+        let told = stream.map_or(Ok(()), |stream| stream.host_panics().report(&stream));
+        if let (Ok(()), Err(panic)) = (&ended, &told) {
+            self.event = Err(panic.clone());
+        }
+        Poll::Ready(ended.and(told))
     }
 }
 
@@ -84,7 +92,7 @@ impl IntoFuture for Event {
     type IntoFuture = Synchronized;
 
     fn into_future(self) -> Synchronized {
-        Synchronized::new(Ok(self))
+        Synchronized::new(Ok(self), None)
     }
 }
 
@@ -99,7 +107,7 @@ impl Stream {
     #[track_caller]
     pub fn synchronize_async(&self) -> Synchronized {
         let _site = CallSite::enter();
-        Synchronized::new(self.record_to_wait())
+        Synchronized::new(self.record_to_wait(), Some(self.clone()))
     }
 
     fn record_to_wait(&self) -> Result<Event> {

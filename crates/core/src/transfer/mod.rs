@@ -6,6 +6,7 @@
 
 mod owned;
 mod owned_range;
+mod owned_ranges;
 mod scope;
 mod unchecked;
 

@@ -3,7 +3,7 @@
 use crate::container::host_copy::{to_device, to_host};
 use crate::container::stopped::{HostAccess, may_return};
 use crate::container::{DeviceVec, check_range};
-use crate::driver::{CallSite, DeviceCopy, ErrorContext, is_forked_child};
+use crate::driver::{CallSite, DeviceCopy, ErrorContext, is_forked_child, not_in_host_function};
 use crate::error::{Error, ErrorKind, Result, error_with_value};
 use crate::event::Event;
 use crate::pinned::{HostBuffer, HostRead};
@@ -48,18 +48,18 @@ pub struct Transfer<B: HostRead> {
     in_flight: Option<InFlight<B>>,
 }
 
-struct InFlight<B: HostRead> {
+pub(super) struct InFlight<B: HostRead> {
     /// The buffer, which is not touched as a `B` while the device may write behind it. A move of a `Box` or `Vec`
     /// promises that nothing else writes its memory.
-    host: MaybeUninit<B>,
-    device: DeviceVec<B::Item>,
-    event: End,
+    pub(super) host: MaybeUninit<B>,
+    pub(super) device: DeviceVec<B::Item>,
+    pub(super) event: End,
     /// The device's access to the host's buffer.
-    access: HostAccess,
+    pub(super) access: HostAccess,
 }
 
 /// The event that ends a copy. It is the transfer's own until a future has to be woken for it.
-enum End {
+pub(super) enum End {
     Own(Event),
     Watched(Arc<Watched>),
 }
@@ -237,7 +237,7 @@ pub(super) fn begin<B: HostRead>(
 
 /// The error with the buffers, if they may go back by the device's `access` to the host's. Otherwise the buffers are
 /// leaked.
-fn failed<B: HostRead>(
+pub(super) fn failed<B: HostRead>(
     stream: &Stream,
     error: Error,
     access: HostAccess,
@@ -261,6 +261,10 @@ fn failed<B: HostRead>(
 }
 
 impl<B: HostRead> Transfer<B> {
+    pub(super) fn in_flight(in_flight: InFlight<B>) -> Self {
+        Self { in_flight: Some(in_flight) }
+    }
+
     /// Whether the copy is complete, so that [`wait`](Self::wait) would not wait.
     ///
     /// # Errors
@@ -281,6 +285,9 @@ impl<B: HostRead> Transfer<B> {
     #[track_caller]
     pub fn wait(mut self) -> Result<(B, DeviceVec<B::Item>), TransferError<B>> {
         let _site = CallSite::enter();
+        // Its drop frees the buffers later.
+        not_in_host_function("a transfer")
+            .map_err(|error| TransferError { error, buffers: None })?;
         let wait = |in_flight: &InFlight<B>| in_flight.event.event().synchronize();
         let ended = self.in_flight.as_ref().map_or(Ok(()), wait);
         self.end(ended)
@@ -335,6 +342,9 @@ impl<B: HostRead> Future for Transfer<B> {
     type Output = Result<(B, DeviceVec<B::Item>), TransferError<B>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Err(error) = not_in_host_function("a transfer") {
+            return Poll::Ready(Err(TransferError { error, buffers: None }));
+        }
         let Some(mut in_flight) = self.in_flight.take() else {
             return Poll::Ready(self.end(Ok(())));
         };

@@ -5,15 +5,16 @@ use super::driver::CudaDriver;
 use super::launch::enqueue;
 #[cfg(unix)]
 use super::library::POSIX_FILE_DESCRIPTOR;
-use super::library::{PoolProps, out_param};
+use super::library::{Handle, PoolProps, out_param};
 use super::open::code_of;
 use crate::error::DriverError;
+use crate::sync::Arc;
 use crate::{
     BackendKind, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, DeviceAddress,
     DeviceProperties, DeviceRange, Driver, DriverResult, FillWord, GraphCalls, HostFlags,
-    MemoryCalls, MemoryInfo, NewStream, PoolAttribute, PoolCalls, PoolSpec, PreferredLocation,
-    RawCopy, RawEvent, RawFill, RawGraph, RawLaunch, RawPool, RawStream, StreamCalls, StreamKeeper,
-    WorkCalls, has_ended_capture,
+    HostFunction, MemoryCalls, MemoryInfo, NewStream, PoolAttribute, PoolCalls, PoolSpec,
+    PreferredLocation, RawCopy, RawEvent, RawFill, RawGraph, RawLaunch, RawPool, RawStream,
+    StreamCalls, StreamKeeper, StreamOutcome, WorkCalls, has_ended_capture, run_in_host_function,
 };
 use std::any::Any;
 use std::ffi::c_void;
@@ -89,7 +90,7 @@ impl MemoryCalls for CudaDriver {
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both are writable for the call.
         unsafe { self.relaxed()?.mem_get_info(&raw mut free, &raw mut total) }?;
-        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+        Ok(MemoryInfo { free, total })
     }
 
     fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress> {
@@ -503,4 +504,35 @@ impl WorkCalls for CudaDriver {
         // SAFETY: the caller's contract; the function was loaded into this context.
         unsafe { enqueue(&library, function, launch, stream.0) }
     }
+
+    /// By `cuStreamAddCallback`. `cuLaunchHostFunc` would not call the function after a loss of the context, so that what it
+    /// owns were lost, and a thread that waits for its message would wait for good.
+    fn launch_host_function(
+        &self,
+        function: Arc<dyn HostFunction>,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let data = Box::into_raw(Box::new(function));
+        let launched = self.on_stream(stream, |library| {
+            // SAFETY: the driver calls the function once with the box, which is that call's, and only if this succeeds.
+            unsafe { library.stream_add_callback(stream.0, call_host_function, data.cast(), 0) }
+        });
+        if launched.is_err() {
+            // SAFETY: made above, and a failed call gives it to nobody.
+            drop(unsafe { Box::from_raw(data) });
+        }
+        launched
+    }
+}
+
+/// The driver's call of a host function, on a thread of its own.
+///
+/// # Safety
+///
+/// `data` is the box of `launch_host_function`, and this call's alone.
+unsafe extern "C" fn call_host_function(_stream: Handle, status: u32, data: *mut c_void) {
+    // SAFETY: by this function's contract.
+    let function = unsafe { Box::from_raw(data.cast::<Arc<dyn HostFunction>>()) };
+    let outcome = if status == 0 { StreamOutcome::Done } else { StreamOutcome::Failed };
+    run_in_host_function(*function, outcome);
 }

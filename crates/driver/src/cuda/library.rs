@@ -104,6 +104,9 @@ impl PoolAccess {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IpcMemHandle(pub(super) IpcBytes);
 
+/// `CUstreamCallback`. The second argument is a `CUresult`.
+pub(super) type StreamCallback = unsafe extern "C" fn(Handle, u32, *mut c_void);
+
 /// The result of a driver function that writes it through a pointer.
 #[inline]
 pub(super) fn out_param<T: Default>(
@@ -208,6 +211,8 @@ symbols! {
     stream_wait_event = cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32);
     stream_get_id = cuStreamGetId(stream: Handle, number: *mut u64);
     stream_is_capturing = cuStreamIsCapturing(stream: Handle, status: *mut u32);
+    stream_add_callback = cuStreamAddCallback(
+        stream: Handle, function: StreamCallback, data: *mut c_void, flags: u32);
     stream_begin_capture = cuStreamBeginCapture_v2(stream: Handle, mode: u32);
     stream_end_capture = cuStreamEndCapture(stream: Handle, graph: *mut Handle);
     thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode(mode: *mut u32);

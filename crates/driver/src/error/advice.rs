@@ -17,6 +17,9 @@ const IMAGES: &str = "Kernel::new takes a PTX text, as `nvcc --ptx` makes it, Ke
                       `nvcc --cubin` does, and kernel::compile_cuda (feature nvrtc) CUDA C++";
 /// Advice for any use of this crate in the child of a fork.
 pub const FORKED_ADVICE: &str = "start the child with exec, or open devices in the child alone";
+/// Advice for any use of this crate inside of a host function that would call the driver.
+pub const HOST_FUNCTION_ADVICE: &str =
+    "send it, or what it waits for, to another thread by a channel, and use it there";
 /// Advice for a split past the end.
 pub const SPLIT_ADVICE: &str = "split at the length at most";
 const IN_CAPTURE: &str =
@@ -101,8 +104,8 @@ pub(super) fn advice(driver: &DriverError) -> &'static str {
         }
         D::HOST_MEMORY_NOT_REGISTERED => "another library has unregistered it",
         D::NOT_PERMITTED => {
-            "a host form of a kernel, or a callback of the driver's, may call no device: do it before the launch, or \
-             after it"
+            "a host form of a kernel, or a host function of a stream, may call no device: do it before the launch, or \
+             after it, or on another thread"
         }
         D::NOT_SUPPORTED => "this GPU or its driver has no such feature: see Device::properties",
         D::STUB_LIBRARY => {

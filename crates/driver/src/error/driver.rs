@@ -66,7 +66,7 @@ driver_codes! {
     TOO_MANY_PEERS = 711: Driver;
     HOST_MEMORY_ALREADY_REGISTERED = 712: Driver;
     HOST_MEMORY_NOT_REGISTERED = 713: Driver;
-    NOT_PERMITTED = 800: Driver;
+    NOT_PERMITTED = 800: NotPermitted;
     NOT_SUPPORTED = 801: Unsupported;
     SYSTEM_NOT_READY = 802: Driver;
     SYSTEM_DRIVER_MISMATCH = 803: Driver;

@@ -31,6 +31,10 @@ pub enum ErrorKind {
     ContextLost,
     /// The process was forked after a device was opened, and the child cannot use it.
     Forked,
+    /// The driver may not be called here, inside of a host function (`Stream::launch_host_fn`) or a kernel's host form.
+    NotPermitted,
+    /// A host function of the stream panicked. The error has what it said.
+    Panicked,
     /// The simulated device found a `Violation`. It may be an access that no stream order
     /// allows, a read of what was never written, a fault of a kernel or another. The source is the
     /// `Report`.

@@ -1,7 +1,7 @@
 //! A lock around a resource that has none.
 
 use crate::device::Device;
-use crate::driver::is_forked_child;
+use crate::driver::{is_forked_child, not_in_host_function};
 use crate::error::catch_panic;
 use crate::error::{ErrorKind, FORKED_ADVICE, Result, ensure};
 use crate::inside::deferred::{HoldBuffers, hold_buffers};
@@ -184,6 +184,8 @@ impl<R: LocalDeviceResource> ThreadSafeState<R> {
             FORKED_ADVICE,
             "{operation} in the child of a fork, where the resource's lock may be held for good"
         );
+        // Another thread may have the lock over a driver call.
+        not_in_host_function("a resource behind a lock")?;
         // Relaxed: only this thread stores its number, and it reads its own last store or a later one.
         ensure!(
             self.owner.load(Ordering::Relaxed) != thread_id::assign(),
@@ -245,7 +247,10 @@ unsafe impl<R: LocalDeviceResource> DeviceResource for ThreadSafeAdaptor<R> {
         match self.state.lock("a free") {
             // SAFETY: the caller's promise; the block is the resource's.
             Ok(mut guard) => unsafe { guard.resource.deallocate(stream, block) },
-            Err(error) if error.kind() == ErrorKind::Reentered => {
+            // The next call with the lock frees it.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Reentered | ErrorKind::NotPermitted) =>
+            {
                 self.state.deferred_frees.lock().push((stream.clone(), block));
             }
             // The child of a fork: the memory is the parent's.

@@ -1,10 +1,11 @@
 //! Mapped memory of a device in more than one process.
 
 use crate::device::Device;
-use crate::driver::{DeviceRange, DriverResult, RawHandle};
+use crate::driver::{DeviceRange, DriverResult, RawHandle, is_in_host_function};
 use crate::error::{DriverError, Result};
 use crate::impls::Count;
 use crate::inside::DeviceInside;
+use crate::inside::deferred;
 use crate::resource::VirtualResource;
 use crate::resource::cuda::report_failed_free;
 use crate::resource::mapped::VirtualMemory;
@@ -113,11 +114,15 @@ impl ImportedHandles {
 
 impl Drop for ImportedHandles {
     fn drop(&mut self) {
-        for (handle, _) in self.handles.drain(..) {
-            // What is mapped keeps its memory.
-            // SAFETY: imported by this, and used no more.
-            let _ = unsafe { self.memory.device().driver().handle_release(handle) };
-        }
+        let (device, handles) = (self.memory.device().clone(), std::mem::take(&mut self.handles));
+        let release = move || {
+            for (handle, _) in handles {
+                // What is mapped keeps its memory.
+                // SAFETY: imported by the value that is gone, and used no more.
+                let _ = unsafe { device.driver().handle_release(handle) };
+            }
+        };
+        if is_in_host_function() { deferred::defer_to_program(release) } else { release() }
     }
 }
 

@@ -8,10 +8,11 @@ use crate::container::DeviceVec;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::CallSite;
-use crate::driver::{ErrorContext, RawPool, not_forked};
+use crate::driver::{ErrorContext, RawPool, is_in_host_function, not_forked};
 use crate::error::{DriverError, Error, ErrorKind, Result, ensure};
 use crate::impls::debug_struct;
 use crate::inside::DeviceInside;
+use crate::inside::deferred;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use aquifer_mr::AsyncResource;
@@ -71,14 +72,17 @@ struct ImportedPool {
 
 impl Drop for ImportedPool {
     fn drop(&mut self) {
-        // SAFETY: nothing is allocated from an imported pool, and each opening of its memory keeps this.
-        let destroyed = unsafe { self.device.driver().pool_destroy(self.raw) };
-        if let Err(error) = destroyed
-            && !error.is_gone()
-        {
-            let (device, error) = (self.device.to_string(), error.to_string());
-            deferred_event!(error, target: "aquifer::ipc", %device, %error, "a pool of another process stays open");
-        }
+        let (device, raw) = (self.device.clone(), self.raw);
+        let destroy = move || {
+            // SAFETY: nothing is allocated from an imported pool, and each opening of its memory kept the value that is gone.
+            if let Err(error) = unsafe { device.driver().pool_destroy(raw) }
+                && !error.is_gone()
+            {
+                let (device, error) = (device.to_string(), error.to_string());
+                deferred_event!(error, target: "aquifer::ipc", %device, %error, "a pool of another process stays open");
+            }
+        };
+        if is_in_host_function() { deferred::defer_to_program(destroy) } else { destroy() }
     }
 }
 

@@ -146,15 +146,10 @@ impl<'a, M> Options<'a, M> {
                     Some(Value::Size(alignment)) if alignment.is_power_of_two() => *alignment,
                     _ => DEFAULT_ALIGNMENT,
                 };
-                Ok(Some(part.of(total, beside.max(DEFAULT_ALIGNMENT))))
+                Ok(Some(part.of(total as u64, beside.max(DEFAULT_ALIGNMENT))))
             }
             _ => Ok(None),
         }
-    }
-
-    /// The bytes of an option, for a builder that takes as many as the device's memory may have.
-    fn wide(&self, name: &str) -> Result<Option<u64>> {
-        Ok(self.size(name)?.map(|bytes| bytes as u64))
     }
 
     fn number(&self, name: &str) -> Result<Option<usize>> {
@@ -242,8 +237,7 @@ fn make_source(options: Options<'_, Source>) -> Result<Built> {
         Source::Async => {
             let builder = set!(
                 AsyncResource::builder(device), options,
-                size: initial_size;
-                wide: release_threshold;
+                size: initial_size, release_threshold;
                 switch: reuse_follow_event_dependencies, reuse_opportunistic,
                     reuse_internal_dependencies, managed;
             );
@@ -258,7 +252,7 @@ fn make_source(options: Options<'_, Source>) -> Result<Built> {
                 .into_shared(),
         ),
         Source::System => Built::Plain(
-            set!(SystemResource::builder(device), options, wide: headroom;).build()?.into_shared(),
+            set!(SystemResource::builder(device), options, size: headroom;).build()?.into_shared(),
         ),
         Source::Pinned => Built::Pinned(pinned()?),
         Source::PinnedPool => Built::PinnedPool(

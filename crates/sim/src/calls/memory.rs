@@ -29,7 +29,7 @@ const GAP: u64 = 256;
 impl MemoryCalls for SimDriver {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         let mut call = self.call("cuMemGetInfo")?;
-        let used = call.device().map_or(0, |device| device.used);
+        let used = call.device().map_or(0, |device| device.used) as usize;
         let total = call.context.config.capacity;
         Ok(MemoryInfo::new(total.saturating_sub(used), total))
     }
@@ -178,7 +178,7 @@ impl Call<'_> {
     pub(super) fn reserve(&mut self, kind: BlockKind, bytes: u64) -> DriverResult<()> {
         if self.may_oversubscribe(kind) {
             let host = physical_memory().unwrap_or(u64::MAX);
-            let most = self.context.config.capacity.saturating_add(host);
+            let most = (self.context.config.capacity as u64).saturating_add(host);
             let Some(device) = self.device() else { return self.refuse(DriverError::UNKNOWN) };
             let managed = device.managed.checked_add(bytes).filter(|&managed| managed <= most);
             let Some(managed) = managed else { return self.out_of_memory() };
@@ -187,7 +187,7 @@ impl Call<'_> {
         }
         loop {
             self.context.check_alive(self.name)?;
-            let capacity = self.context.config.capacity;
+            let capacity = self.context.config.capacity as u64;
             let Some(device) = self.device() else { return self.refuse(DriverError::UNKNOWN) };
             if let Some(used) = device.used.checked_add(bytes).filter(|&used| used <= capacity) {
                 device.used = used;

@@ -1,4 +1,4 @@
-//! Copies, fills and launches of kernels.
+//! Copies, fills, launches of kernels, and functions of the program.
 
 use super::call::Call;
 use super::enqueue::OpRequest;
@@ -6,12 +6,13 @@ use super::launch::entry_of;
 use crate::check::Violation;
 use crate::driver::SimDriver;
 use crate::run::{discard_queues, run_until};
-use crate::state::{AddressSpace, HostSide, OpWork, TouchedRange};
+use crate::state::{AddressSpace, HostSide, OpWork, SimOp, TouchedRange};
 use aquifer_driver::error::DriverError;
 use aquifer_driver::{
-    Access, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, DriverResult, RawCopy,
-    RawFill, RawLaunch, RawStream, WorkCalls,
+    Access, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, DriverResult,
+    HostFunction, RawCopy, RawFill, RawLaunch, RawStream, WorkCalls,
 };
+use aquifer_sync::Arc;
 
 impl WorkCalls for SimDriver {
     unsafe fn copy_to_device(&self, copy: CopyToDevice, stream: RawStream) -> DriverResult<()> {
@@ -148,6 +149,19 @@ impl WorkCalls for SimDriver {
         // Before the lock of the state: a text may be long.
         let entry = entry_of(launch.kernel);
         self.call("cuLaunchKernel")?.launch(launch, &entry, stream)
+    }
+
+    fn launch_host_function(
+        &self,
+        function: Arc<dyn HostFunction>,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let mut call = self.call("cuStreamAddCallback")?;
+        let (id, name) = call.on_stream(stream)?;
+        call.forbid_in_capture(id)?;
+        let before = call.state.clock_of(id);
+        call.state.push(id, SimOp::new(name, OpWork::HostFunction { function, before }));
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The scheduler, which decides which ready operation runs next and which call waits for whom.
 //!
-//! - INV-1: one operation of a device runs at a time, and no two operations that share a block,
+//! - INV-1: one operation of a device runs at a time, but for functions of the program, and no two operations that share a block,
 //!   whatever their devices. So even a reported race has a defined outcome.
 //! - INV-2: operations run without the lock of the state, so a host form may take its time. A call to the device from
 //!   inside one is refused, since it could wait for itself.
@@ -13,13 +13,17 @@ use crate::state::{
     OpRange, OpWork, RunningOp, SimContext, SimFence, SimOp, SimState, SimStream, StateGuard,
     lock_state, notify_changed, wait_changed, wait_changed_for,
 };
+use aquifer_driver::{HostFunction, StreamOutcome, run_in_host_function};
 use aquifer_sync::Arc;
 use aquifer_sync::thread_id;
 use aquifer_sync::trusted::WaitMutexGuard;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Event queries in a row that may run nothing.
 const IDLE_QUERIES: u32 = 3;
+
+/// How long the scheduler waits for a function of the program before it goes on with other streams.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long a wait for another rank sleeps before it looks at the clock.
 const ROUND: Duration = Duration::from_millis(20);
@@ -103,15 +107,17 @@ fn step(
     visited: &mut Vec<u64>,
 ) -> Progress {
     visited.push(device);
-    // Asked first: a device that was dropped inside of a host form still runs that one.
-    if state.running.iter().any(|running| running.device == device) {
+    // Asked first: a device that was dropped inside of a host form still runs that one. A function of the program holds up
+    // its stream alone.
+    if state.running.iter().any(|running| running.device == device && running.thread.is_some()) {
         return Progress::Busy;
     }
     let Some(own) = state.devices.get(&device) else { return Progress::Idle };
+    let mut busy = state.running.iter().any(|running| running.device == device);
     if own.background && !is_background {
-        return if own.active.is_empty() { Progress::Idle } else { Progress::Busy };
+        return if own.active.is_empty() && !busy { Progress::Idle } else { Progress::Busy };
     }
-    let (mut ready, mut others, mut busy) = (Vec::new(), Vec::new(), false);
+    let (mut ready, mut others) = (Vec::new(), Vec::new());
     for &id in &own.active {
         match queue_head(state, id) {
             QueueHead::Ready => ready.push(id),
@@ -152,32 +158,89 @@ fn run(state: &mut StateGuard, id: u64) {
     let Some(stream) = state.streams.get_mut(&id) else { return };
     let Some(op) = stream.queue.pop_front() else { return };
     let (device, emptied) = (stream.device, stream.queue.is_empty());
-    stream.busy = op.work.is_on_memory();
+    stream.busy = op.work.runs_unlocked();
     if emptied && let Some(device) = state.devices.get_mut(&device) {
         device.active.retain(|&other| other != id);
     }
     let mut outcome = OpOutcome::default();
-    if op.work.is_on_memory() {
-        let thread = thread_id::assign();
+    if let OpWork::HostFunction { function, before } = &op.work {
+        // What the function tells another thread is behind it.
+        state.observe(before);
+        let function = Arc::clone(function);
+        return begin_host_function(state, device, id, &op, function);
+    }
+    if op.work.runs_unlocked() {
+        let thread = Some(thread_id::assign());
         let memory = op.ranges.iter().map(|range| (range.memory_id(), range.writes)).collect();
-        state.running.push(RunningOp { device, thread, memory });
+        state.running.push(RunningOp { device, stream: id, thread, memory });
         // SAFETY: INV-1: `queue_head` saw no running operation that shares a block, and `running` now
         // keeps others from starting. The caller of the enqueueing call answers for its contract.
         outcome = WaitMutexGuard::unlocked(state, || unsafe { execute(&op) });
-        state.running.retain(|running| running.device != device);
         for range in op.ranges.iter().filter(|range| range.writes && range.host_visible) {
             range.backing.after_write(range.pointer as usize, range.bytes);
         }
     }
-    retire(state, device, &op);
+    end(state, device, id, &op, outcome);
+    drop(op);
+}
+
+/// Has a function of the program called on a thread of its own, as a driver does, which ends the operation. So the streams
+/// that do not wait for it go on, whatever it waits for. Most functions return at once, and are waited for: so that a
+/// schedule is the same each time.
+fn begin_host_function(
+    state: &mut StateGuard,
+    device: u64,
+    id: u64,
+    op: &SimOp,
+    function: Arc<dyn HostFunction>,
+) {
+    state.running.push(RunningOp { device, stream: id, thread: None, memory: Vec::new() });
+    let ended = SimOp { tick: op.tick, ..SimOp::new(op.name, OpWork::Nothing) };
+    let own = Arc::clone(&function);
+    let body = move || {
+        run_in_host_function(own, StreamOutcome::Done);
+        end(&mut lock_state(), device, id, &ended, OpOutcome::default());
+    };
+    if call_on_own_thread(body).is_err() {
+        // The system has no thread: on this one, which waits.
+        WaitMutexGuard::unlocked(state, || run_in_host_function(function, StreamOutcome::Done));
+        return end(state, device, id, op, OpOutcome::default());
+    }
+    let until = Instant::now() + PATIENCE;
+    while state.running.iter().any(|running| running.stream == id) {
+        match until.checked_duration_since(Instant::now()) {
+            Some(left) => wait_changed_for(state, left),
+            None => return,
+        }
+    }
+}
+
+fn call_on_own_thread(body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name(String::from("aquifer host function"));
+    thread.spawn(body).map(drop)
+}
+
+/// Has a function of the program dropped that will not be called. The caller has the lock of the state.
+fn drop_host_function(function: &Arc<dyn HostFunction>) {
+    let own = Arc::clone(function);
+    let dropped = call_on_own_thread(move || run_in_host_function(own, StreamOutcome::Failed));
+    if dropped.is_err() {
+        // Leaked where the system has no thread: its drop is code of the program's.
+        std::mem::forget(Arc::clone(function));
+    }
+}
+
+/// Ends an operation of a stream that has run.
+fn end(state: &mut SimState, device: u64, id: u64, op: &SimOp, outcome: OpOutcome) {
+    state.running.retain(|running| running.stream != id);
+    retire(state, device, op);
     if let Some(stream) = state.streams.get_mut(&id) {
         stream.busy = false;
         // A queue that was emptied meanwhile has passed the discarded operations, too.
         stream.passed = if stream.queue.is_empty() { stream.tick } else { op.tick };
     }
-    apply_outcome(state, device, &op, outcome);
+    apply_outcome(state, device, op, outcome);
     state.prune_stream(id);
-    drop(op);
     notify_changed();
 }
 
@@ -227,10 +290,12 @@ fn is_over(state: &SimState, device: u64) -> bool {
 }
 
 /// Whether no operation of a device runs, or will run without further calls. A host form that the
-/// calling thread is inside of does not count.
+/// calling thread is inside of does not count, and no function of the program, which uses no memory of the device's.
 pub(crate) fn has_stopped(state: &SimState, device: u64) -> bool {
     let this_thread = thread_id::assign();
-    let elsewhere = |running: &RunningOp| running.device == device && running.thread != this_thread;
+    let elsewhere = |running: &RunningOp| {
+        running.device == device && running.thread.is_some_and(|thread| thread != this_thread)
+    };
     let queued = state.devices.get(&device).is_some_and(|own| !own.active.is_empty());
     !state.running.iter().any(elsewhere) && (!queued || is_over(state, device))
 }
@@ -254,6 +319,9 @@ pub(crate) fn discard_queues(state: &mut SimState, device: u64) {
         for op in std::mem::take(&mut stream.queue) {
             if let Some(watchpoint) = &op.watchpoint {
                 watchpoint.backing.unwatch(watchpoint.id, false);
+            }
+            if let OpWork::HostFunction { function, .. } = &op.work {
+                drop_host_function(function);
             }
             retire(state, device, &op);
         }

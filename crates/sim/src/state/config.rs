@@ -41,7 +41,7 @@ pub struct SimConfig {
     pub(crate) peer_access: bool,
     pub(crate) rank_timeout: Duration,
     pub(crate) granularity: usize,
-    pub(crate) capacity: u64,
+    pub(crate) capacity: usize,
     pub(crate) schedule: Schedule,
     pub(crate) ordinal: usize,
     pub(crate) properties: DeviceProperties,
@@ -186,7 +186,7 @@ impl SimConfig {
         /// device itself takes none. Page-locked memory does not count. Its limit is the machine's physical memory, if
         /// Linux tells that. Managed memory does not count either. It may be as much as the device and the machine have
         /// together.
-        capacity: u64;
+        capacity: usize;
 
         /// Sets the granularity of mapped memory in bytes. The memory is that of a
         /// [`VirtualResource`](crate::mr::VirtualResource), and of pools on [handles](crate::mr::Handles). 2 MiB unless

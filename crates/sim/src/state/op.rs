@@ -4,8 +4,8 @@ use super::backing::Backing;
 use super::clique::Exchange;
 use super::fence::SimFence;
 use super::parts::Region;
-use crate::check::OpName;
-use aquifer_driver::{Access, HostForm, LaunchConfig, RawArg, RawFill};
+use crate::check::{OpName, VectorClock};
+use aquifer_driver::{Access, HostForm, HostFunction, LaunchConfig, RawArg, RawFill};
 use aquifer_sync::Arc;
 
 /// The work of an operation when it runs. Addresses are not part of it. It works on the ranges of its
@@ -39,6 +39,11 @@ pub(crate) enum OpWork {
         exchange: Arc<Exchange>,
         rank: usize,
     },
+    /// Calls a function of the program. Before it the host sees everything in the clock complete.
+    HostFunction {
+        function: Arc<dyn HostFunction>,
+        before: VectorClock,
+    },
     /// Returns the bytes of a block to its pool and to the device.
     Free {
         bytes: u64,
@@ -47,8 +52,8 @@ pub(crate) enum OpWork {
 }
 
 impl OpWork {
-    /// Whether it reads or writes memory. Such work runs without the lock of the state.
-    pub(crate) fn is_on_memory(&self) -> bool {
+    /// Whether it reads or writes memory, or is the program's. Such work runs without the lock of the state.
+    pub(crate) fn runs_unlocked(&self) -> bool {
         !matches!(self, Self::Nothing | Self::Record(_) | Self::Wait(_) | Self::Free { .. })
     }
 }
@@ -137,7 +142,7 @@ pub(crate) struct Watchpoint {
 /// | captured | in a [`CaptureRecording`](super::CaptureRecording); a launch makes a new operation of it | |
 /// | queued | in `SimStream::queue` | ready, discarded |
 /// | ready | first of its queue; its fence is signaled, no running operation shares a block with it | running |
-/// | running | in `SimState::running`, without the lock (only work on memory) | retired |
+/// | running | in `SimState::running`, without the lock (only work on memory, and functions of the program) | retired |
 /// | retired | gone; `SimStream::passed` is its tick | |
 /// | discarded | gone, without having run; its stream counts as having passed it | |
 #[derive(Debug)]

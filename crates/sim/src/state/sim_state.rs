@@ -52,7 +52,9 @@ pub(crate) fn notify_changed() {
 #[derive(Debug)]
 pub(crate) struct RunningOp {
     pub(crate) device: u64,
-    pub(crate) thread: u64,
+    pub(crate) stream: u64,
+    /// The thread that runs it, unless it is a function of the program, which has a thread of its own.
+    pub(crate) thread: Option<u64>,
     /// The memory that it touches, and whether it writes there.
     pub(crate) memory: Vec<(usize, bool)>,
 }
@@ -206,7 +208,7 @@ impl SimState {
             return false;
         }
         let this_thread = thread_id::assign();
-        self.running.iter().any(|running| running.thread == this_thread)
+        self.running.iter().any(|running| running.thread == Some(this_thread))
     }
 
     /// Everything before the next operation of a stream, the stream itself included.

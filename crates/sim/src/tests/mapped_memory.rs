@@ -51,7 +51,7 @@ impl Fixture {
 
     fn used(&self) -> u64 {
         let info = self.driver.memory_info().unwrap();
-        info.total - info.free
+        (info.total - info.free) as u64
     }
 }
 

@@ -4,6 +4,7 @@ mod access;
 mod check;
 mod failure;
 mod host;
+mod host_functions;
 mod lifetime;
 mod mapped_memory;
 mod regions;

@@ -3,7 +3,7 @@
 use super::{Asked, PoolResource, device_block};
 use crate::debug_log::defer_events;
 use crate::device::Device;
-use crate::driver::{CallSite, is_forked_child, not_forked};
+use crate::driver::{CallSite, is_forked_child, is_in_host_function, not_forked};
 use crate::error::{ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::pool::magazine::Magazine;
@@ -12,7 +12,7 @@ use crate::resource::block::DeviceBlock;
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::identity::ResourceId;
 use crate::resource::impls::forward;
-use crate::stream::{Patience, Stream};
+use crate::stream::{Patience, Stream, deferred};
 use std::ptr::NonNull;
 
 impl<U: DeviceResource + 'static> PoolResource<U> {
@@ -106,6 +106,11 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
     /// The conditions of [`DeviceResource::deallocate`].
     #[inline(never)]
     unsafe fn deallocate_cold(&self, stream: &Stream, mut block: Block) {
+        if is_in_host_function() {
+            let (pool, stream) = (self.clone(), stream.clone());
+            // SAFETY: the caller's promise, which a later moment keeps as well.
+            return deferred::defer(None, move || unsafe { pool.deallocate_cold(&stream, block) });
+        }
         if block.bytes > 0 && !is_forked_child() {
             // Before the pool has it: from then on another thread may get the same address.
             let mut _deferred = None;

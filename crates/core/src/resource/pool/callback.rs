@@ -38,6 +38,6 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         let device = self.device().memory_info().map_or(0, |info| info.free);
         let own = [self.pool.stats().free, self.pool.settings().limits.maximum()];
         let others = [self.others().free];
-        own.into_iter().chain(others).map(|bytes| bytes as u128).sum::<u128>() + u128::from(device)
+        own.into_iter().chain(others).map(|bytes| bytes as u128).sum::<u128>() + device as u128
     }
 }

@@ -5,7 +5,7 @@ use super::handle::{PoolHandle, WeakHandle};
 use super::{Asked, PoolResource};
 use crate::debug_log::{defer_events, event};
 use crate::driver::CallSite;
-use crate::driver::{is_forked_child, not_forked};
+use crate::driver::{is_forked_child, may_not_call, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::impls::Count;
 use crate::pool::Failure;
@@ -207,7 +207,7 @@ impl<U: DeviceResource + 'static> GraphMemory for KeptInPool<U> {
 
     fn bytes(&self) -> usize {
         // In the child of a fork the lock may be held by a thread that is not here.
-        let pool = if is_forked_child() { None } else { self.pool.upgrade() };
+        let pool = if may_not_call() { None } else { self.pool.upgrade() };
         pool.map_or(0, |pool| pool.held_by(self.graph))
     }
 }

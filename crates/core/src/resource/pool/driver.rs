@@ -7,7 +7,7 @@ use super::sleeping::Sleep;
 use crate::debug_log::deferred_event;
 use crate::device::Device;
 use crate::driver::DefaultPoolEnd;
-use crate::driver::{DeviceRange, DriverResult, RawHandle, is_forked_child};
+use crate::driver::{DeviceRange, DriverResult, RawHandle, is_forked_child, may_not_call};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::impls::Count;
@@ -153,11 +153,11 @@ impl<U: DeviceResource + 'static> MappedMemory for PoolDriver<U> {
     }
 
     fn free(&self) -> Option<u64> {
-        self.resource.device().memory_info().ok().map(|info| info.free)
+        self.resource.device().memory_info().ok().map(|info| info.free as u64)
     }
 
     fn total(&self) -> Option<u64> {
-        self.resource.device().memory_info().ok().map(|info| info.total)
+        self.resource.device().memory_info().ok().map(|info| info.total as u64)
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
@@ -463,6 +463,6 @@ impl<U: DeviceResource + 'static> Upstream for PoolDriver<U> {
     }
 
     fn is_forked(&self) -> bool {
-        is_forked_child()
+        may_not_call()
     }
 }

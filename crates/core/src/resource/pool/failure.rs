@@ -247,7 +247,7 @@ impl<U: DeviceResource + 'static> PoolResource<U> {
         // Other threads go on: of two moments.
         let own_free = now.reserved.saturating_sub(now.live);
         let fits_pending = now.pending > 0 && own_free >= bytes;
-        let device_free = now.device.map_or(0, |info| info.free) as usize;
+        let device_free = now.device.map_or(0, |info| info.free);
         let fits_others = now.others.free > 0
             && now.others.free.saturating_add(device_free).saturating_add(own_free) >= bytes;
         match (now.maximum, upstream) {

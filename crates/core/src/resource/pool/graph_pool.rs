@@ -1,11 +1,12 @@
 //! Graph pools: memory that graphs share.
 
 use super::PoolResource;
-use crate::driver::{is_forked_child, not_forked};
+use crate::driver::{is_in_host_function, may_not_call, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::resource::cuda::CudaResource;
 use crate::resource::device_resource::DeviceResource;
 use crate::resource::impls::debug_struct;
+use crate::stream::deferred;
 use crate::stream::graph::LaunchOrder;
 use crate::sync::Arc;
 
@@ -107,7 +108,7 @@ impl<U: DeviceResource + 'static> GraphPool<U> {
 
     fn used(&self) -> (usize, usize, usize) {
         // In the child of a fork the lock may be held by a thread that is not here.
-        if is_forked_child() {
+        if may_not_call() {
             return (0, 0, 0);
         }
         self.shared.pool.pool.graph_pool_use(self.shared.number)
@@ -131,8 +132,11 @@ impl<U: DeviceResource + 'static> Clone for GraphPool<U> {
 impl<U: DeviceResource + 'static> Drop for Shared<U> {
     fn drop(&mut self) {
         // In the child of a fork the lock may be held by a thread that is not here.
-        if !is_forked_child() {
+        if !may_not_call() {
             self.pool.pool.close_graph_pool(self.number);
+        } else if is_in_host_function() {
+            let (pool, number) = (self.pool.clone(), self.number);
+            deferred::defer(None, move || pool.pool.close_graph_pool(number));
         }
     }
 }

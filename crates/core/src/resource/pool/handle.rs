@@ -2,7 +2,7 @@
 
 use super::driver::PoolDriver;
 use super::siblings::{Sibling, register};
-use crate::driver::is_forked_child;
+use crate::driver::{is_in_host_function, may_not_call};
 use crate::pool::Pool;
 use crate::resource::device_resource::DeviceResource;
 use crate::stream::deferred;
@@ -122,8 +122,17 @@ impl<U: DeviceResource + 'static> Deref for PoolHandle<U> {
 
 impl<U: DeviceResource + 'static> Drop for PoolHandle<U> {
     fn drop(&mut self) {
-        // Two last ones that are dropped in one moment overlook each other: the pool ends at once then.
-        if Arc::strong_count(&self.0) == 1 && !is_forked_child() && self.0.has_stream_in_capture() {
+        // Two last ones that are dropped in one moment overlook each other: the pool ends at once then. Inside of a host
+        // function it would end without its memory, which is leaked.
+        if Arc::strong_count(&self.0) != 1 {
+            return;
+        }
+        if may_not_call() {
+            if is_in_host_function() {
+                let last = self.clone();
+                deferred::defer(None, move || drop(last));
+            }
+        } else if self.0.has_stream_in_capture() {
             deferred::defer_until(self.clone(), |last| !last.has_stream_in_capture());
         }
     }

@@ -91,7 +91,7 @@ pub(super) fn trim_others(
     let mut pools = pools_of(device);
     // With what the pool itself has: it may be free, and in the way.
     let reserved: usize = pools.iter().map(|(_, pool)| pool.reserved()).sum();
-    let is_possible = |free: u64| free.saturating_add(reserved as u64) >= bytes as u64;
+    let is_possible = |free: usize| free.saturating_add(reserved) >= bytes;
     if !device.memory_info().is_ok_and(|info| is_possible(info.free)) {
         return;
     }

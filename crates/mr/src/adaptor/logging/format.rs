@@ -249,9 +249,9 @@ impl MemoryColumns {
         self.text = match self.device.memory_info() {
             Ok(MemoryInfo { free, total, .. }) => ShortText::of(|row| {
                 row.byte(b',');
-                row.decimal(free);
+                row.decimal(free as u64);
                 row.byte(b',');
-                row.decimal(total);
+                row.decimal(total as u64);
             }),
             Err(_) => NO_MEMORY,
         };
