@@ -72,7 +72,7 @@ fn a_graph_of_fifty_kernels_runs_right_after_twenty_rounds() {
         assert!(free >= before + slept.bytes, "{slept:?}: {before} and {free}");
         // The card is another's meanwhile.
         let other = PoolResource::new(VirtualResource::new(&device).unwrap()).unwrap();
-        let mut taken = DeviceVec::<u8>::zeroed_in(&stream, (free / 2), other).unwrap();
+        let mut taken = DeviceVec::<u8>::zeroed_in(&stream, free / 2, other).unwrap();
         taken.fill(0xee).unwrap();
         drop(taken);
         stream.synchronize().unwrap();

@@ -1,7 +1,11 @@
 //! Slices of cudarc that are lent, and kernels behind functions, with what the driver is asked.
 
 use super::*;
-use aquifer::cudarc::driver::{CudaContext, sys::cuMemsetD32Async};
+use aquifer::container::BorrowedVec;
+use aquifer::cudarc::driver::CudaContext;
+use aquifer::cudarc::driver::sys::{
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, cuMemsetD32Async,
+};
 use aquifer::interop;
 
 static FILL: Kernel = Kernel::from_function("fill", |_, _: HostArgs<'_>| Ok(()));
@@ -76,10 +80,97 @@ fn a_function_is_called_with_its_device_current() {
         // SAFETY: it does nothing.
         let failed = unsafe { launch.launch_with(|args| args.check(2)) }.unwrap_err();
         assert_eq!(failed.driver().map(|driver| driver.code()), Some(2));
+        // What it unwinds through is as before: another call of the stream, and a capture of it, go on.
+        let launch = stream.launch(&FILL).output(&mut vec).unwrap();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: it does nothing.
+            unsafe { launch.launch_with(|_| -> aquifer::Result<()> { panic!("on purpose") }) }
+        }));
+        assert!(panicked.is_err());
+        let pool = aquifer::PoolResource::new(CudaResource::new(&device)).unwrap();
+        stream.capture(&pool, |_| vec.fill(1)).unwrap();
         let launch = stream.launch(&FILL).output(&mut vec).unwrap();
         // SAFETY: as above.
         let own: Result<(), Box<dyn std::error::Error>> =
             unsafe { launch.launch_with(|_| Err("an error of the caller's own".into())) };
         assert_eq!(own.unwrap_err().to_string(), "an error of the caller's own");
     });
+}
+
+#[test]
+fn a_capture_is_refused_while_a_function_waits() {
+    let name = "lend::a_capture_is_refused_while_a_function_waits";
+    alone(name, Installed::StandIn, &[], |_| {
+        let device = Device::open(0).unwrap();
+        let stream = device.new_stream().unwrap();
+        let pool = aquifer::PoolResource::new(CudaResource::new(&device)).unwrap();
+        let mut vec = DeviceVec::<u32>::zeroed(&stream, 4).unwrap();
+        let launch = stream.launch(&FILL).output(&mut vec).unwrap();
+        let (called, is_called) = std::sync::mpsc::channel();
+        let (captured, is_captured) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let (stream, pool) = (&stream, &pool);
+            scope.spawn(move || {
+                is_called.recv().unwrap();
+                let refused = stream.capture(pool, |_| Ok(())).map(drop).unwrap_err();
+                captured.send(refused.kind()).unwrap();
+            });
+            // SAFETY: it does nothing.
+            unsafe {
+                launch.launch_with(|_| -> aquifer::Result<()> {
+                    called.send(()).unwrap();
+                    assert_eq!(is_captured.recv().unwrap(), ErrorKind::Capture);
+                    Ok(())
+                })
+            }
+            .unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_slice_is_not_lent_while_its_stream_is_in_capture() {
+    let name = "lend::a_slice_is_not_lent_while_its_stream_is_in_capture";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let context = CudaContext::new(0).unwrap();
+        let device = Device::from_cudarc(&context).unwrap();
+        let theirs = context.new_stream().unwrap();
+        let slice = theirs.clone_htod(&[1_u32, 2]).unwrap();
+        let home = aquifer::Stream::from_cudarc(&theirs).unwrap();
+        let pool = aquifer::PoolResource::new(CudaResource::new(&device)).unwrap();
+        home.capture(&pool, |_| {
+            driver.take();
+            let refused = interop::lend(&slice, |_| Ok(())).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Capture);
+            assert!(!driver.names().iter().any(|name| name.contains("Event")), "not disturbed");
+            Ok(())
+        })
+        .unwrap();
+        // A capture that begins inside of the loan: its end is waited for, and nothing is recorded.
+        let graph = interop::lend(&slice, |_| home.capture(&pool, |_| Ok(())));
+        graph.unwrap();
+    });
+}
+
+#[test]
+fn memory_that_may_still_be_used_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+
+    let name = "lend::memory_that_may_still_be_used_ends_the_process";
+    let ended = child::run(name, Installed::StandIn, &[], |_| {
+        let device = Device::open(0).unwrap();
+        let (theirs, other) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let tensor = DeviceVec::<u32>::zeroed(&theirs, 4).unwrap();
+        let address = tensor.as_device_ptr();
+        // SAFETY: it is left alone while the loan lasts.
+        let mut lent = unsafe { BorrowedVec::<u32>::new(&theirs, address, 4).unwrap() };
+        drop(lent.on_mut(&other).unwrap());
+        // Nobody can wait for a stream in a capture that was not declared.
+        other.cuda_stream().unwrap().begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        drop(lent);
+    });
+    let Some((output, calls)) = ended else { return };
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(6), "{err}\n{calls}");
+    assert!(err.contains("may still use borrowed memory"), "{err}");
 }

@@ -90,6 +90,9 @@ fn nothing_is_lent_that_is_no_memory() {
         assert_eq!(kind(lend(address, length)), ErrorKind::InvalidArgument);
     }
     lend(0, 0).unwrap();
+    // SAFETY: as above.
+    let units = unsafe { BorrowedVec::<()>::new(&stream, 1 << 20, 3).map(drop) };
+    assert_eq!(kind(units), ErrorKind::InvalidArgument);
 }
 
 #[test]
@@ -182,34 +185,6 @@ fn the_memory_of_a_lost_device_comes_back_with_an_error() {
     }
 }
 
-/// Nobody can wait for a stream in a capture that was not declared, and the owner is about to use the memory.
-#[cfg(unix)]
-#[test]
-fn memory_that_may_still_be_used_ends_the_process() {
-    use std::os::unix::process::ExitStatusExt;
-
-    const NAME: &str = "borrowed::memory_that_may_still_be_used_ends_the_process";
-    const CHILD: &str = "AQUIFER_TEST_LENDS";
-    if std::env::var_os(CHILD).is_none() {
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", NAME, "--nocapture", "--test-threads=1"]).env(CHILD, "1");
-        let output = child.env("AQUIFER_BACKEND", "sim").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.signal(), Some(6), "{text}");
-        assert!(text.contains("may still use borrowed memory"), "{text}");
-        return;
-    }
-    let (device, simulator) = support::simulated(SimConfig::default());
-    let [theirs, other] = [(); 2].map(|()| device.new_stream().unwrap());
-    let tensor = DeviceVec::from_slice(&theirs, &[1_u32; 100]).unwrap();
-    // SAFETY: it is left alone while the loan lasts.
-    let mut lent = unsafe { lend(&tensor) };
-    simulator.stall(&other).unwrap();
-    add_one(&other, &mut lent).unwrap();
-    simulator.start_capture(&other).unwrap();
-    drop(lent);
-}
-
 #[test]
 fn a_borrowed_stream_is_detached_when_it_goes() {
     let device = support::device();
@@ -243,4 +218,49 @@ fn a_borrowed_stream_that_nothing_remembers_costs_no_stream() {
     assert_eq!(simulator.call_count("cuStreamCreate"), before + 1);
     foreign.destroy().unwrap();
     kept.synchronize().unwrap();
+}
+
+#[test]
+fn a_stream_that_several_borrow_is_detached_by_the_last() {
+    let device = support::device();
+    let foreign = Foreign::new(&device).unwrap();
+    // SAFETY: destroyed after both guards are gone.
+    let borrow = || unsafe { BorrowedStream::new(&device, foreign.handle).unwrap() };
+    let outer = borrow();
+    let kept = {
+        let inner = borrow();
+        assert_eq!(*inner, *outer);
+        inner.clone()
+    };
+    assert_eq!((outer.handle(), kept.handle()), (foreign.handle, foreign.handle));
+    drop(outer);
+    assert_ne!(kept.handle(), foreign.handle, "a stream of the crate's own");
+
+    // Another one promised to keep the stream.
+    let theirs = foreign.stream().unwrap();
+    drop((borrow(), theirs.clone()));
+    assert_eq!(theirs.handle(), foreign.handle);
+    theirs.detach().unwrap();
+    foreign.destroy().unwrap();
+    theirs.synchronize().unwrap();
+}
+
+#[test]
+fn guards_on_many_threads_leave_one_stream_or_none() {
+    let device = support::device();
+    let foreign = Foreign::new(&device).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    // SAFETY: destroyed after all guards are gone.
+                    let theirs = unsafe { BorrowedStream::new(&device, foreign.handle).unwrap() };
+                    assert_eq!(theirs.handle(), foreign.handle, "while a guard lives");
+                    let vec = DeviceVec::from_slice(&theirs, &[1_u32; 10]).unwrap();
+                    assert_eq!(vec.to_vec().unwrap(), [1; 10]);
+                }
+            });
+        }
+    });
+    foreign.destroy().unwrap();
 }

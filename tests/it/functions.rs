@@ -96,6 +96,27 @@ fn a_kernel_behind_a_function_has_no_other_launch() {
     assert_eq!((FILL.entry(), FILL.ptx()), ("fill", None));
 }
 
+#[test]
+fn a_function_becomes_a_part_of_a_graph() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let pool = PoolResource::new(CudaResource::new(&device)).unwrap();
+    let mut vec = DeviceVec::<u32>::zeroed(&stream, 1000).unwrap();
+    let graph = stream
+        .capture(&pool, |_| {
+            launch(&stream, &mut vec, 5)?;
+            kernels::add_one(&stream, &mut vec)
+        })
+        .unwrap()
+        .0;
+    for _ in 0..3 {
+        vec.fill(0).unwrap();
+        // SAFETY: the vector lives, and its home has the launch.
+        unsafe { graph.launch(&stream).unwrap() };
+        assert_eq!(vec.to_vec().unwrap(), [6; 1000]);
+    }
+}
+
 static ADD: Kernel = Kernel::from_function("add", |_, mut args: HostArgs<'_>| {
     let (data, value) = (args.in_out::<u32>()?, args.scalar::<u32>()?);
     data.iter_mut().for_each(|element| *element += value);

@@ -85,6 +85,18 @@ fn a_source_comes_back_with_an_error() -> Outcome {
     Ok(())
 }
 
+#[test]
+fn shared_memory_is_locked_again_after_a_drop() -> Outcome {
+    let device = support::device();
+    let shared: Arc<[u32]> = Arc::from(vec![3; 5000]);
+    for _ in 0..3 {
+        let registered = Registered::read_only(&device, shared.clone()).map_err(|it| it.error)?;
+        assert_eq!(registered[4999], 3);
+        drop(registered);
+    }
+    Ok(())
+}
+
 #[cfg(feature = "bytes")]
 #[test]
 fn bytes_go_over_and_stay_shared() -> Outcome {

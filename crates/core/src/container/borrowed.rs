@@ -2,11 +2,12 @@
 
 use super::accessors::host_copies;
 use super::buffer::Buffer;
+use super::device_vec::refuse_zero_sized;
 use super::on::{On, OnMut};
 use super::stopped::abort_unless_stopped;
 use super::view::{DeviceRead, DeviceSlice, DeviceSliceMut, DeviceWrite, Sealed, lengths};
 use crate::device::Device;
-use crate::driver::{CallSite, DeviceCopy, is_forked_child, not_forked};
+use crate::driver::{CallSite, DeviceCopy, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
 use crate::layout::DeviceLayout;
 use crate::order::StreamRef;
@@ -69,24 +70,24 @@ unsafe impl DeviceResource for Lent {
 lengths!(['a, T: DeviceCopy] BorrowedVec<'a, T>, T, length);
 host_copies!([T: DeviceCopy + NoUninit] [T: DeviceCopy + AnyBitPattern] BorrowedVec<'_, T>, T);
 
-impl<T: DeviceCopy> BorrowedVec<'_, T> {
+impl<'a, T: DeviceCopy> BorrowedVec<'a, T> {
     /// `length` elements at `address`, whose owner uses them on `stream`.
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::InvalidArgument`] for an address that is not aligned for `T`, or 0 for elements, and for a size that
-    ///   overflows.
-    /// - [`ErrorKind::Forked`] in the child of a fork.
+    /// - [`ErrorKind::InvalidArgument`] for an address that is not aligned for `T`, or 0 for elements, for a size that
+    ///   overflows, and for a `T` without a size.
+    /// - [`ErrorKind::Forked`] in the child of a fork, and [`ErrorKind::NotPermitted`] inside of a host function.
     ///
     /// # Safety
     ///
-    /// - `length` elements lie at `address` in memory of the stream's device, and are written.
+    /// - `length` elements lie at `address` in memory of the stream's device, which is not managed, and are written.
     /// - Until this is dropped, their owner does not free them, and gives no stream work on them. It only reads, where
     ///   they are only read here.
     /// - `stream` is ordered after what the owner gave other streams before.
-    /// - If this is forgotten, the first two hold until the device has passed all work that was given here.
+    /// - If this is forgotten, or dropped inside of a host function, the first two hold until the device has passed all work that was given here.
     #[track_caller]
-    pub unsafe fn new(stream: &Stream, address: u64, length: usize) -> Result<Self> {
+    pub unsafe fn new(stream: &'a Stream, address: u64, length: usize) -> Result<Self> {
         let _site = CallSite::enter();
         Self::lent(stream, address, length)
     }
@@ -94,6 +95,7 @@ impl<T: DeviceCopy> BorrowedVec<'_, T> {
     /// An error names the place in the crate, not the caller's.
     fn lent(stream: &Stream, address: u64, length: usize) -> Result<Self> {
         not_forked("memory of another owner")?;
+        refuse_zero_sized::<T>()?;
         let layout = DeviceLayout::array::<T>(length)?;
         let bytes = layout.bytes();
         ensure!(
@@ -157,12 +159,15 @@ impl<T: DeviceCopy> BorrowedVec<'_, T> {
     /// # Errors
     ///
     /// [`ErrorKind::ContextLost`] and others, if no wait is possible and the device has stopped. The memory is lost with
-    /// it.
+    /// it. [`ErrorKind::Forked`] and [`ErrorKind::NotPermitted`] as for [`new`](Self::new).
     ///
     /// # Aborts
     ///
-    /// If no wait is possible and the device may still use the memory, which its owner is about to use or free. So it is
-    /// where a stream that uses it is in a capture that Aquifer was not told of.
+    /// If no wait is possible and the device may still use the memory, which its owner is about to use or free:
+    ///
+    /// - a stream that uses it is in a capture that Aquifer was not told of
+    /// - it was used on a stream that Aquifer does not know, and a capture of the device lasts longer than 10 seconds, or is
+    ///   this thread's own
     #[track_caller]
     pub fn end(mut self) -> Result<()> {
         let _site = CallSite::enter();
@@ -170,10 +175,8 @@ impl<T: DeviceCopy> BorrowedVec<'_, T> {
     }
 
     fn give_back(&mut self) -> Result<()> {
-        // A lock on the way may be held by a thread of the parent.
-        if is_forked_child() {
-            return Ok(());
-        }
+        // A lock on the way may be held by a thread of the parent, or over a call of the driver.
+        not_forked("memory of another owner")?;
         let ended = self.buffer.end_loan();
         if let Err(error) = &ended {
             abort_unless_stopped(self.buffer.home(), error);

@@ -12,6 +12,7 @@ use crate::stream::{Stream, StreamCall, deferred};
 use crate::sync::Arc;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// One allocation, with its resource, its home stream and its uses elsewhere. It is freed in home's order when home has
 /// waited for every use.
@@ -226,8 +227,17 @@ impl Buffer {
         if self.uses.is_empty() {
             return Ok(());
         }
-        let all = MemoryUse { touches: false, ..self.memory_use(0..usize::MAX, true) };
-        all.order_home_or_block()
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let all = MemoryUse { touches: false, ..self.memory_use(0..usize::MAX, true) };
+            match all.order_home_or_block() {
+                // No event covers the whole context, which an unknown stream needs, while any stream is in capture.
+                Err(error) if error.kind() == ErrorKind::Capture && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                ended => return ended,
+            }
+        }
     }
 
     /// Forgets the memory, and all uses of it. It is another owner's.

@@ -226,8 +226,8 @@ impl<'a> Launch<'a> {
     /// the stream that it is given. On the simulated device, the kernel's host form runs in the stream's order in its place,
     /// with the checks of every launch. [`Kernel::from_function`] has an example.
     ///
-    /// The function is inside of the stream's gate, so that no capture begins meanwhile. It gives work, and calls nothing of
-    /// this crate.
+    /// The function is inside of the stream's gate, so that a capture of the stream is refused meanwhile. It gives work, and
+    /// calls and drops nothing of this crate.
     ///
     /// # Errors
     ///
@@ -239,6 +239,8 @@ impl<'a> Launch<'a> {
     /// - What `function` enqueues is on the stream that it is given, or later work on that stream comes after it.
     /// - That work touches only the memory that the launch was given, in the way that was declared.
     /// - The stream's handle is not used after the function has returned, and no capture begins or ends on it before.
+    /// - While the function has the stream wait for another one, no other thread launches a graph on it. The driver loses
+    ///   such a wait.
     #[track_caller]
     pub unsafe fn launch_with<E: From<Error>>(
         self,
@@ -251,6 +253,8 @@ impl<'a> Launch<'a> {
             return unsafe { self.enqueue(config) }.map_err(E::from);
         }
         let call = self.begin()?;
+        // It may wait for the device, and a capture does not wait for that.
+        call.mark_blocking();
         let mut function = Some(function);
         let mut done = Ok(());
         let entered = self.stream.device().driver().with_current(&mut || {

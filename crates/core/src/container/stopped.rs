@@ -24,8 +24,8 @@ impl HostAccess {
 }
 
 /// Whether a copy of borrowed memory may outlive its call, so that only a wait ends it. It may if the memory is
-/// page-locked at either end. (Memory that is page-locked in its middle alone would pass as pageable, but nothing in
-/// this crate locks a part of memory that it does not own.)
+/// page-locked at either end. (Memory that is page-locked in its middle alone would pass as pageable. This crate locks
+/// a part of memory that others have by `Registered::read_only` alone, and nobody writes that.)
 pub(crate) fn outlives_its_call<T>(stream: &Stream, target: &[T]) -> bool {
     let driver = stream.device().driver();
     let bytes = target.as_ptr_range();
@@ -77,7 +77,8 @@ pub(crate) fn may_return(stream: &Stream, error: &Error, access: HostAccess) -> 
 }
 
 /// Ends the process unless the device has stopped, after a failure to wait for its uses of memory that was lent. A GPU
-/// whose context is lost uses no memory that its owner could see: all of the context's is lost with it.
+/// whose context is lost uses no memory that its owner could see. All of the context's is lost with it, and managed memory is
+/// not lent.
 pub(super) fn abort_unless_stopped(stream: &Stream, error: &Error) {
     let is_lost =
         error.kind() == ErrorKind::ContextLost && stream.device().kind() == BackendKind::Cuda;

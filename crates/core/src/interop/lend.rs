@@ -2,6 +2,7 @@
 
 use super::cuda_slice::without_stale;
 use crate::container::{BorrowedVec, DeviceSlice, DeviceSliceMut};
+use crate::debug_log::event;
 use crate::driver::cuda::restoring;
 use crate::driver::{CallSite, DeviceCopy, ErrorContext};
 use crate::error::{DriverError, Result};
@@ -10,21 +11,23 @@ use crate::sync::Arc;
 use cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, SyncOnDrop,
 };
+use std::mem::ManuallyDrop;
 
 mod sealed {
-    pub trait Sealed {}
+    /// By element, since another crate may implement a trait of cudarc's slices for elements of its own.
+    pub trait Sealed<T> {}
 }
 use sealed::Sealed;
 
 /// cudarc's memory to read: a `CudaSlice`, a `CudaView` or a `CudaViewMut`.
-pub trait CudaMemory<T>: DevicePtr<T> + Sealed {}
+pub trait CudaMemory<T>: DevicePtr<T> + Sealed<T> {}
 
 /// cudarc's memory to read and write: a `CudaSlice` or a `CudaViewMut`.
 pub trait CudaMemoryMut<T>: DevicePtrMut<T> + CudaMemory<T> {}
 
-impl<T> Sealed for CudaSlice<T> {}
-impl<T> Sealed for CudaView<'_, T> {}
-impl<T> Sealed for CudaViewMut<'_, T> {}
+impl<T> Sealed<T> for CudaSlice<T> {}
+impl<T> Sealed<T> for CudaView<'_, T> {}
+impl<T> Sealed<T> for CudaViewMut<'_, T> {}
 impl<T> CudaMemory<T> for CudaSlice<T> {}
 impl<T> CudaMemory<T> for CudaView<'_, T> {}
 impl<T> CudaMemory<T> for CudaViewMut<'_, T> {}
@@ -58,7 +61,8 @@ impl<T> CudaMemoryMut<T> for CudaViewMut<'_, T> {}
 /// # Errors
 ///
 /// The error of `body`, or that of the end of the loan ([`BorrowedVec::end`]). Before `body`, the errors of
-/// [`Stream::from_cudarc`], and of cudarc's wait for its own use of the slice.
+/// [`Stream::from_cudarc`], those of cudarc's wait for its own use of the slice, and
+/// [`ErrorKind::Capture`](crate::ErrorKind::Capture) while the slice's stream is in capture.
 ///
 /// # Aborts
 ///
@@ -100,13 +104,27 @@ pub fn lend_mut<T: DeviceCopy, R>(
 }
 
 /// Has cudarc record the use on the slice's stream. The loan is over by then.
-struct Used<'a>(Option<SyncOnDrop<'a>>);
+struct Used<'a> {
+    home: Stream,
+    sync: ManuallyDrop<SyncOnDrop<'a>>,
+}
 
 impl Drop for Used<'_> {
     fn drop(&mut self) {
-        // In the child of a fork, cudarc's calls fail, and its context is not asked for.
-        let _restore = restoring();
-        self.0 = None;
+        // SAFETY: taken once, here.
+        let sync = unsafe { ManuallyDrop::take(&mut self.sync) };
+        let call = self.home.begin_call();
+        let call = call.and_then(|call| call.refuse_capture("cudarc's record").map(|()| call));
+        match call.and_then(|call| Ok((restoring()?, call))) {
+            Ok((_restore, _call)) => drop(sync),
+            Err(error) => {
+                // A capture has the stream since. Its earlier work is waited for in place of the record.
+                std::mem::forget(sync);
+                if let Err(failed) = self.home.synchronize_uncaptured() {
+                    event!(error, %error, %failed, "cudarc does not know of a use of its slice");
+                }
+            }
+        }
     }
 }
 
@@ -119,9 +137,15 @@ fn begin<'a>(
     // cudarc's calls make its context current and leave it so.
     let _restore = restoring()?;
     let home = Stream::from_cudarc(stream)?;
+    let call = home.begin_call()?;
+    call.refuse_capture("a loan of cudarc's slice")?;
     let context = stream.context();
-    let ((address, used), waited) = without_stale(context, || (address(), context.check_err()));
-    let used = Used(Some(used));
+    let ((address, used), waited) = without_stale(context, || {
+        let _no_launch = home.lock_launch_or_wait();
+        (address(), context.check_err())
+    });
+    let used = Used { home: home.clone(), sync: ManuallyDrop::new(used) };
+    drop(call);
     waited
         .map_err(|error| DriverError::new("cuStreamWaitEvent", error.0 as u32))
         .with_context(|| "waiting for cudarc's own use of a slice")?;

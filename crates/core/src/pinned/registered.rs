@@ -5,7 +5,7 @@ use super::fence::require_no_capture;
 use super::host_buffer::HostBuffer;
 use super::host_read::HostRead;
 use super::source::{
-    FreedMemory, HostQuarantine, HostSource, Origin, origin_of, quarantine_of, trim,
+    FreedMemory, HostQuarantine, HostSource, Origin, origin_of, quarantine_of, trim, unpin_if_idle,
 };
 #[cfg(target_os = "linux")]
 use super::{huge_pages::LEAST, memory_limit};
@@ -241,6 +241,8 @@ unsafe fn register(
     read_only: bool,
 ) -> Result<(HostFlags, Origin)> {
     not_forked("page-locked memory")?;
+    // What was dropped may be part of the same shared memory.
+    unpin_if_idle();
     let properties = device.properties();
     if !properties.host_register {
         let message = format!("{device} cannot page-lock memory that was allocated elsewhere");

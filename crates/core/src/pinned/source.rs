@@ -318,7 +318,7 @@ fn first_fit(base: NonNull<u8>, bytes: usize, layout: Layout) -> Option<NonNull<
 }
 
 /// Unpins the freed memory of each device that has nothing to do. Waits for no kernel.
-fn unpin_if_idle() {
+pub(super) fn unpin_if_idle() {
     let quarantines: Vec<Arc<HostQuarantine>> = {
         let mut quarantines = QUARANTINES.lock();
         // A quarantine that only the table holds has no source that could free into it: if it is empty

@@ -1,7 +1,6 @@
 //! Streams of other libraries, borrowed for a while.
 
 use super::handle::Stream;
-use super::pool_handles::PoolHandles;
 use crate::debug_log::event;
 use crate::device::Device;
 use crate::driver::{CallSite, is_forked_child};
@@ -9,7 +8,11 @@ use crate::error::Result;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// A stream of another library, by its handle, which is [detached](Stream::detach) when this is dropped.
+/// A stream of another library, by its handle, which is [detached](Stream::detach) when this is dropped, and is the last of
+/// those that took the stream over.
+///
+/// So several may borrow one stream at once. A stream that [`Stream::from_handle`] or [`Stream::from_cudarc`] gave, too, is
+/// not detached, as their callers promised to keep it.
 ///
 /// It derefs to [`Stream`]. Vectors, pools and clones of the stream that live on go on, on a stream of Aquifer's own that
 /// comes after all that this one was given.
@@ -47,7 +50,8 @@ impl BorrowedStream<'_> {
     /// - The handle is of a stream of the device's context, which is not destroyed before this was dropped. If it is
     ///   forgotten, the conditions of [`Stream::from_handle`] hold.
     /// - The stream is in no capture when this is dropped, and the handles that `cuda_stream` and
-    ///   [`handle`](Stream::handle) gave are not used after that.
+    ///   [`handle`](Stream::handle) gave are not used after that. A drop inside of a host function, or one that an error event
+    ///   says has failed, is no drop.
     #[track_caller]
     pub unsafe fn new(device: &Device, handle: u64) -> Result<Self> {
         let _site = CallSite::enter();
@@ -68,10 +72,10 @@ impl Deref for BorrowedStream<'_> {
 impl Drop for BorrowedStream<'_> {
     fn drop(&mut self) {
         // With no other handle nothing goes on, and a stream in its place would be made for nothing.
-        if is_forked_child() || self.stream.all_handles() == 1 {
+        if is_forked_child() || !self.stream.let_go() {
             return;
         }
-        if let Err(error) = self.stream.detach() {
+        if let Err(error) = self.stream.detach_unless_taken() {
             event!(error, stream = %self.stream, %error, "a borrowed stream could not be detached");
         }
     }

@@ -82,11 +82,11 @@ impl Stream {
             "the per-thread default stream was given as a stream of its own"
         );
         let raw = RawStream(handle);
-        if let Some(known) = Self::by_handle(device, raw) {
+        if let Some(known) = Self::take_over_known(device, raw) {
             if known.is_still(raw)? {
                 return Ok(known);
             }
-            known.replace(Some(&record_context(device)?))?;
+            known.replace(Some(&record_context(device)?), false)?;
         }
         let what = || format!("taking over a stream of {device} by its handle {handle:#x}");
         let keep = device.driver().stream_borrow(raw).with_context(what)?;
@@ -159,24 +159,39 @@ impl Stream {
         if self.foreign_number().is_none() || self.is_replaced() {
             return Ok(());
         }
-        self.replace(None)
+        self.replace(None, false)
+    }
+
+    /// Like [`detach`](Self::detach), for the last guard that has borrowed the stream. It stays if another one has taken it
+    /// over since.
+    pub(super) fn detach_unless_taken(&self) -> Result<()> {
+        if self.foreign_number().is_none() || self.is_replaced() {
+            return Ok(());
+        }
+        self.replace(None, true)
     }
 
     /// Replaces this stream from now on by a stream of the crate's own, which comes after all that this one was given,
     /// and after `also`.
-    fn replace(&self, also: Option<&Event>) -> Result<()> {
+    fn replace(&self, also: Option<&Event>, unless_taken: bool) -> Result<()> {
         // Emitted when the gate is open.
         let _events = defer_events();
-        let replaced =
-            self.gate().alone(&Patience::new(), |raw| match self.replace_alone(raw, also) {
+        let replaced = self.gate().alone(&Patience::new(), |raw| {
+            match self.replace_alone(raw, also, unless_taken) {
                 Ok(replacement) => (Ok(()), replacement),
                 Err(error) => (Err(error), raw),
-            });
+            }
+        });
         replaced.unwrap_or_else(|refused| Err(self.refused(&refused)))
     }
 
     /// Replaces the stream while no other thread is in a call on it. Returns the handle that it has from here on.
-    fn replace_alone(&self, raw: RawStream, also: Option<&Event>) -> Result<RawStream> {
+    fn replace_alone(
+        &self,
+        raw: RawStream,
+        also: Option<&Event>,
+        unless_taken: bool,
+    ) -> Result<RawStream> {
         if self.is_replaced() {
             return Ok(raw);
         }
@@ -189,7 +204,7 @@ impl Stream {
         let new = driver.stream_create().with_context(what)?;
         let mut events = std::iter::once(&*event).chain(also);
         match events.try_for_each(|event| driver.stream_wait_event(new.raw, event.raw())) {
-            Ok(()) => Ok(self.set_replacement(new)),
+            Ok(()) => Ok(self.set_replacement(new, unless_taken)),
             Err(error) => {
                 driver.stream_destroy(new.raw, new.keep);
                 Err(error).with_context(what)

@@ -69,6 +69,9 @@ struct StreamInner {
     pools: AtomicUsize,
     /// The driver's number of a stream that its owner may destroy.
     foreign: Option<DriverNumber>,
+    /// Those that took the stream over by its handle: guards that are alive, and calls of `from_handle` and `from_cudarc`,
+    /// which never let go. Written under the lock of [`STREAMS`].
+    takers: AtomicUsize,
     /// The stream of the crate's own that stands for a foreign one, once that is gone.
     replacement: OnceLock<NewStream>,
 }
@@ -109,6 +112,7 @@ impl StreamInner {
             host_panics: Arc::default(),
             pools: AtomicUsize::new(0),
             foreign: None,
+            takers: AtomicUsize::new(0),
             replacement: OnceLock::new(),
         }
     }
@@ -178,6 +182,7 @@ impl Stream {
         let entry = streams.entry((device.key(), raw)).or_default();
         let inner = entry.upgrade().unwrap_or_else(|| Arc::new(make()));
         *entry = Arc::downgrade(&inner);
+        inner.takers.fetch_add(1, Ordering::Relaxed);
         drop(streams);
         let stream = Self { inner };
         stream.expose();
@@ -203,12 +208,18 @@ impl Stream {
         self.inner.replacement.get().is_some()
     }
 
-    /// Replaces the stream by `own`. The caller is alone in its gate, which gets the handle that this returns.
-    pub(super) fn set_replacement(&self, own: NewStream) -> RawStream {
+    /// Replaces the stream by `own`. The caller is alone in its gate, which gets the handle that this returns. A stream that
+    /// somebody has taken over stays, if `unless_taken`.
+    pub(super) fn set_replacement(&self, own: NewStream, unless_taken: bool) -> RawStream {
         let device = self.inner.device.key();
         let (theirs, ours) = ((device, self.inner.raw), (device, own.raw));
         let this = Arc::downgrade(&self.inner);
         let mut streams = STREAMS.lock();
+        if unless_taken && self.inner.takers.load(Ordering::Relaxed) > 0 {
+            drop(streams);
+            self.inner.device.driver().stream_destroy(own.raw, own.keep);
+            return self.raw();
+        }
         if streams.get(&theirs).is_some_and(|entry| entry.ptr_eq(&this)) {
             streams.remove(&theirs);
         }
@@ -280,6 +291,26 @@ impl Stream {
         keep.ok_or_else(|| self.device().unknown_to_cudarc("stream"))
     }
 
+    /// The living stream behind a driver's handle, for one more that takes it over.
+    pub(super) fn take_over_known(device: &Device, raw: RawStream) -> Option<Self> {
+        if is_forked_child() {
+            return None;
+        }
+        let streams = STREAMS.lock();
+        let inner = streams.get(&(device.key(), raw))?.upgrade()?;
+        inner.takers.fetch_add(1, Ordering::Relaxed);
+        drop(streams);
+        Some(Self { inner })
+    }
+
+    /// One that took the stream over lets it go. Returns whether it was the last one, and something else remembers the
+    /// stream.
+    pub(super) fn let_go(&self) -> bool {
+        let _streams = STREAMS.lock();
+        let others = self.inner.takers.fetch_sub(1, Ordering::Relaxed) - 1;
+        others == 0 && Arc::strong_count(&self.inner) > 1
+    }
+
     /// The living stream behind a driver's handle, if Aquifer knows it.
     pub(crate) fn by_handle(device: &Device, raw: RawStream) -> Option<Self> {
         if is_forked_child() {
@@ -335,7 +366,7 @@ impl Stream {
 
     /// Keeps launches of graphs and waits for events apart while the guard lives. The caller is inside of the gate, and
     /// does nothing but that call.
-    pub(super) fn lock_launch_or_wait(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_launch_or_wait(&self) -> MutexGuard<'_, ()> {
         self.inner.launch_or_wait.lock()
     }
 
