@@ -164,7 +164,7 @@ fn memory_that_may_still_be_used_ends_the_process() {
         let address = tensor.as_device_ptr();
         // SAFETY: it is left alone while the loan lasts.
         let mut lent = unsafe { BorrowedVec::<u32>::new(&theirs, address, 4).unwrap() };
-        drop(lent.on_mut(&other).unwrap());
+        lent.on_mut(&other).unwrap();
         // Nobody can wait for a stream in a capture that was not declared.
         other.cuda_stream().unwrap().begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
         drop(lent);
