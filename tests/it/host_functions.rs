@@ -93,8 +93,7 @@ fn what_a_function_says_is_behind_the_work_for_other_streams_too() {
         scope.spawn(|| one.synchronize().unwrap());
         receiver.recv_timeout(LONG).unwrap();
         // No stream is ordered: the host knows.
-        let on = vec.on(&two).unwrap();
-        drop(on);
+        vec.on(&two).unwrap();
     });
     drop((vec, one, two));
     device.finish().unwrap();
@@ -195,7 +194,7 @@ fn vectors_that_a_function_drops_are_freed_later() {
     let vec = DeviceVec::<u32>::zeroed_in(&home, 1000, pool.clone()).unwrap();
     // It is in use on a third stream, for which home waits before the free.
     let third = device.new_stream().unwrap();
-    drop(vec.on(&third).unwrap());
+    vec.on(&third).unwrap();
     let owned = DeviceVec::<u32>::zeroed_in(&home, 1000, pool.clone()).unwrap();
     let other = device.clone();
     let chunks =
