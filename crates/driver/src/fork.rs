@@ -13,23 +13,40 @@ pub use aquifer_sync::host_function::{is_inside as is_in_host_function, may_not_
 /// The error of `call`, a function of the driver's, in the child of a fork or inside of a host function. Callers ask before
 /// they take any lock, since a thread of the parent may have held it at the fork, and another thread may have it over a
 /// driver call.
+#[inline]
 pub fn call_not_forked(call: &'static str) -> Result<(), DriverError> {
-    if may_not_call() { Err(refused_call(call)) } else { Ok(()) }
+    if fork::is_any_reason() { ask_for_call(call) } else { Ok(()) }
 }
 
 #[cold]
-fn refused_call(call: &'static str) -> DriverError {
+fn ask_for_call(call: &'static str) -> Result<(), DriverError> {
+    if !may_not_call() {
+        return Ok(());
+    }
     let inside = host_function::is_inside();
-    DriverError::new(call, if inside { DriverError::NOT_PERMITTED } else { DriverError::FORKED })
+    let code = if inside { DriverError::NOT_PERMITTED } else { DriverError::FORKED };
+    Err(DriverError::new(call, code))
 }
 
 /// The error of using `what`, a thing of this crate, in the child of a fork or inside of a host function.
+#[inline]
 pub fn not_forked(what: &str) -> Result<()> {
+    if fork::is_any_reason() { ask(what) } else { Ok(()) }
+}
+
+#[cold]
+fn ask(what: &str) -> Result<()> {
     if may_not_call() { Err(refused(what)) } else { Ok(()) }
 }
 
 /// The error of using `what` inside of a host function.
+#[inline]
 pub fn not_in_host_function(what: &str) -> Result<()> {
+    if fork::is_any_reason() { ask_in_host_function(what) } else { Ok(()) }
+}
+
+#[cold]
+fn ask_in_host_function(what: &str) -> Result<()> {
     if is_in_host_function() { Err(refused(what)) } else { Ok(()) }
 }
 

@@ -27,7 +27,7 @@ pub fn is_forked_child() -> bool {
 
 /// Whether a thread of this process may be one that may not call the driver, of which a thread asks itself.
 #[inline]
-pub(crate) fn is_any_reason() -> bool {
+pub fn is_any_reason() -> bool {
     // Relaxed: as above; and a host function runs behind the call that launched it.
     REASONS.load(Ordering::Relaxed) != 0
 }

@@ -287,9 +287,12 @@ impl Buffer {
         Ok(std::mem::replace(&mut self.block, DeviceBlock::new(0, 0, 0)))
     }
 
-    /// Defers the drop to a later call, on a thread that may call the driver.
+    /// Inside of a host function, defers the drop to a later call, on a thread that may call the driver.
     #[cold]
-    fn defer_drop(&mut self, block: DeviceBlock) {
+    fn drop_where_not_permitted(&mut self, block: DeviceBlock) {
+        if !is_in_host_function() {
+            return;
+        }
         let buffer = Self {
             resource: self.resource.clone(),
             home: self.home.clone(),
@@ -335,11 +338,11 @@ impl Drop for Buffer {
         // SAFETY: taken once, here.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
         // In the child of a fork the memory is the parent's, and the locks on the way may be held.
-        if block.is_empty() || may_not_call() {
-            if is_in_host_function() {
-                self.defer_drop(block);
-            }
+        if block.is_empty() {
             return;
+        }
+        if may_not_call() {
+            return self.drop_where_not_permitted(block);
         }
         let waited = match self.uses.is_empty() {
             true => Ok(()),
