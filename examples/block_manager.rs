@@ -166,9 +166,10 @@ impl Manager {
                 let parts = blocks.iter().map(|block| self.device.slice(range(block))?.to_vec());
                 Ok(parts.collect::<aquifer::Result<Vec<_>>>()?.concat())
             }
-            Some(Place::Host(blocks)) => {
-                Ok(blocks.iter().flat_map(|block| self.host[range(block)].iter().copied()).collect())
-            }
+            Some(Place::Host(blocks)) => Ok(blocks
+                .iter()
+                .flat_map(|block| self.host[range(block)].iter().copied())
+                .collect()),
             None => Ok(Vec::new()),
         }
     }

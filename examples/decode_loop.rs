@@ -107,7 +107,8 @@ impl Model {
         let mut graphs = BTreeMap::new();
         // The largest first: the smaller ones fit into its memory.
         for size in SIZES.into_iter().rev() {
-            let (graph, ()) = stream.capture_in(scratch, |stream| step(stream, &mut state, pool, size))?;
+            let (graph, ()) =
+                stream.capture_in(scratch, |stream| step(stream, &mut state, pool, size))?;
             graphs.insert(size, graph);
         }
         Ok(Self { graphs, state, stream })
@@ -127,7 +128,12 @@ impl Model {
 }
 
 /// The work of a token: `state` becomes three times itself, by scratch memory that only this step uses.
-fn step(stream: &Stream, state: &mut DeviceVec<u32>, pool: &PoolResource, batch: usize) -> Result<()> {
+fn step(
+    stream: &Stream,
+    state: &mut DeviceVec<u32>,
+    pool: &PoolResource,
+    batch: usize,
+) -> Result<()> {
     let length = batch * WIDTH;
     let mut doubled = DeviceVec::zeroed_in(stream, length, pool.clone())?;
     doubled.copy_from(&state.slice(..length)?)?;

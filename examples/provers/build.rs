@@ -18,7 +18,8 @@ fn main() -> io::Result<()> {
         return Err(io::Error::other(format!("{} fold.cu: {status}", nvcc.display())));
     }
     // The toolkit's own folder of libraries, beside the compiler's.
-    let toolkit = Path::new(&nvcc).parent().and_then(Path::parent).unwrap_or(Path::new("/usr/local/cuda"));
+    let toolkit =
+        Path::new(&nvcc).parent().and_then(Path::parent).unwrap_or(Path::new("/usr/local/cuda"));
     for folder in ["lib64", "lib"] {
         println!("cargo::rustc-link-search=native={}", toolkit.join(folder).display());
     }

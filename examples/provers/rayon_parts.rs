@@ -86,10 +86,14 @@ fn run() -> Outcome {
     let done = parts
         .into_par_iter()
         .enumerate()
-        .map_init(|| device.new_stream(), |stream, (index, column)| -> OneColumn {
-            let stream = stream.as_ref().map_err(|error| error.to_string())?;
-            one_column(stream, index, column, r).map_err(|error| format!("column {index}: {error}"))
-        })
+        .map_init(
+            || device.new_stream(),
+            |stream, (index, column)| -> OneColumn {
+                let stream = stream.as_ref().map_err(|error| error.to_string())?;
+                one_column(stream, index, column, r)
+                    .map_err(|error| format!("column {index}: {error}"))
+            },
+        )
         .collect::<std::result::Result<Vec<_>, String>>()?;
 
     // The columns are one buffer again, and each was folded as on the CPU.
@@ -99,7 +103,10 @@ fn run() -> Outcome {
         Scalar::peel_slice(&trace).par_chunks_exact(2).map(|pair| field::fold(pair, r)).collect();
     let found = Scalar::peel_vec(folded.concat());
     let right = expected.iter().zip(&found).filter(|(expected, found)| expected == found).count();
-    say(format_args!("{right} of {} results are the CPU's, of {columns} columns", trace.len() / 2))?;
+    say(format_args!(
+        "{right} of {} results are the CPU's, of {columns} columns",
+        trace.len() / 2
+    ))?;
     if right == trace.len() / 2 { Ok(()) } else { Err("wrong results".into()) }
 }
 
@@ -107,7 +114,12 @@ fn run() -> Outcome {
 type OneColumn = std::result::Result<(Column, Vec<Scalar>), String>;
 
 /// Fills the column, sends it, and folds it on the device. Other threads fill theirs meanwhile.
-fn one_column(stream: &Stream, index: usize, mut column: Column, r: Fp) -> Result<(Column, Vec<Scalar>)> {
+fn one_column(
+    stream: &Stream,
+    index: usize,
+    mut column: Column,
+    r: Fp,
+) -> Result<(Column, Vec<Scalar>)> {
     let rows = column.len();
     for (element, value) in column.iter_mut().zip(witness(index as u64, rows)) {
         *element = Scalar(value);

@@ -101,7 +101,9 @@ fn run() -> Outcome {
     let device = Device::detect_or_simulate()?;
     say(&device)?;
     if device.kind() != BackendKind::Simulated && !cfg!(has_fold) {
-        return Err("built without a kernel for GPUs: build it with NVCC=/usr/local/cuda/bin/nvcc".into());
+        return Err(
+            "built without a kernel for GPUs: build it with NVCC=/usr/local/cuda/bin/nvcc".into()
+        );
     }
     let length = 1_usize << arguments.log_length;
     // One polynomial, and room for what is freed while the device may still read it. It never grows.
@@ -128,7 +130,11 @@ fn run() -> Outcome {
         "{} proofs of {length} elements are the CPU's, over {held} bytes of page-locked memory, taken once",
         arguments.proofs
     ))?;
-    if held == bytes { Ok(()) } else { Err(format!("the pool has {held} bytes, not {bytes}").into()) }
+    if held == bytes {
+        Ok(())
+    } else {
+        Err(format!("the pool has {held} bytes, not {bytes}").into())
+    }
 }
 
 /// Folds until one element is left, without a wait.
