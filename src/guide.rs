@@ -34,6 +34,13 @@ pub mod libraries {}
 #[doc = include_str!("../docs/guide/where_memory_went.md")]
 pub mod where_memory_went {}
 
+#[doc = include_str!("../docs/guide/provers.md")]
+pub mod provers {}
+
+#[cfg(feature = "cuda")]
+#[doc = include_str!("../docs/guide/candle.md")]
+pub mod candle {}
+
 #[cfg(feature = "cuda")]
 #[doc = include_str!("../docs/guide/from_cudarc.md")]
 pub mod from_cudarc {}
