@@ -78,7 +78,7 @@ fn on_a_stream_of_cudarc(
     device: &Device,
     values: &[u32],
 ) -> std::result::Result<Vec<u32>, Box<dyn std::error::Error>> {
-    let context = CudaContext::new(device.ordinal() as usize)?;
+    let context = CudaContext::new(device.ordinal())?;
     let stream = context.new_stream()?;
     let mut slice = stream.memcpy_stod(values)?;
     // cudarc makes its stream wait for its own use, and records ours when the guard goes.

@@ -12,7 +12,8 @@ use aquifer::device::BackendKind;
 use aquifer::pinned::{PinnedPool, PinnedResource};
 use aquifer::{Device, DeviceVec, HostArgs, Kernel, LaunchConfig, Stream};
 use clap::Parser;
-use field::{Scalar, challenge, fold_all, witness};
+use field::{Scalar, challenge, witness};
+use pasta_curves::Fp;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -158,4 +159,15 @@ fn prove(stream: &Stream, mut values: DeviceVec<Scalar>) -> aquifer::Result<Devi
         values = folded; // the former ones are freed behind the kernel
     }
     Ok(values)
+}
+
+/// All steps on the CPU, to compare with.
+fn fold_all(mut values: Vec<Fp>) -> Fp {
+    for round in 0.. {
+        if values.len() == 1 {
+            break;
+        }
+        values = values.chunks_exact(2).map(|pair| field::fold(pair, challenge(round))).collect();
+    }
+    values[0]
 }

@@ -42,14 +42,3 @@ pub fn witness(seed: u64, length: usize) -> impl Iterator<Item = Fp> {
 pub fn challenge(round: u64) -> Fp {
     Fp::from(round + 3).square() - Fp::from(1 << 40)
 }
-
-/// All steps on the CPU, to compare with.
-pub fn fold_all(mut values: Vec<Fp>) -> Fp {
-    for round in 0.. {
-        if values.len() == 1 {
-            break;
-        }
-        values = values.chunks_exact(2).map(|pair| fold(pair, challenge(round))).collect();
-    }
-    values[0]
-}
