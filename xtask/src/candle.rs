@@ -4,7 +4,7 @@ use crate::Place;
 use crate::cargo::cargo;
 use crate::process::{quiet, shown};
 use crate::report::Verdict;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -32,7 +32,12 @@ done
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let mut fetch = cargo(place);
     fetch.args(["fetch", "--locked", "--manifest-path", "candle/Cargo.toml"]);
-    if !quiet(&mut fetch, None)?.status.success() {
+    let fetched = quiet(&mut fetch, None)?;
+    ensure!(
+        !fetched.text.contains("--locked"),
+        "candle/Cargo.lock is not up to date: run `cargo update -w` in `candle`"
+    );
+    if !fetched.status.success() {
         return Ok(Verdict::Skipped("candle's crates are not to be had".into()));
     }
     let target = place.target.join("candle");
