@@ -96,7 +96,11 @@ fn on_a_simulated_stream(device: &Device, values: &[u32]) -> Result<Vec<u32>> {
     let memory = DeviceVec::from_slice(&device.new_stream()?, values)?;
     // SAFETY: the memory is written and outlives the call, which nothing else uses meanwhile, as the stream.
     unsafe { double(device, theirs, memory.as_device_ptr(), values.len())? };
-    device.synchronize()?; // the vector's own stream knows nothing of that one
+    // What is given to the vector's own stream comes after that one.
+    // SAFETY: as above, and it is destroyed after the guard is gone.
+    let after = unsafe { BorrowedStream::new(device, theirs)? };
+    memory.stream().wait_for(&after)?;
+    drop(after);
     simulator.destroy_foreign_stream(theirs)?;
     memory.to_vec()
 }
