@@ -37,6 +37,13 @@ pub mod where_memory_went {}
 #[doc = include_str!("../docs/guide/c_kernels.md")]
 pub mod c_kernels {}
 
+#[doc = include_str!("../docs/guide/provers.md")]
+pub mod provers {}
+
+#[cfg(feature = "cuda")]
+#[doc = include_str!("../docs/guide/candle.md")]
+pub mod candle {}
+
 #[cfg(feature = "cuda")]
 #[doc = include_str!("../docs/guide/from_cudarc.md")]
 pub mod from_cudarc {}

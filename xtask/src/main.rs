@@ -4,6 +4,7 @@
 //! GitHub workflow call both. The steps are listed in one place, [`steps::STEPS`].
 
 mod bench;
+mod candle;
 mod cargo;
 mod commits;
 mod examples;

@@ -2,8 +2,8 @@
 
 use crate::report::Verdict;
 use crate::{
-    Place, bench, cargo, commits, examples, faults, loom, msrv, mutants, nightly, nvidia, python,
-    soak, source_rules,
+    Place, bench, candle, cargo, commits, examples, faults, loom, msrv, mutants, nightly, nvidia,
+    python, soak, source_rules,
 };
 use anyhow::{Result, bail};
 
@@ -51,6 +51,7 @@ pub(crate) const STEPS: &[Step] = &[
         "build every example, run it on the simulated device, ask for its help",
         examples::step,
     ),
+    ci("candle", "the crate beside candle compiles; a stand-in for nvcc", candle::step),
     ci("bench", "the benches of rows on the simulated device, small counts", bench::step),
     ci("doc", "rustdoc of the public items, warnings denied, and the links to it", cargo::doc),
     ci("loom-faults", "every fault must be found by its model", faults::step),
