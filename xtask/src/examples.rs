@@ -14,12 +14,11 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// The packages of examples and their folders, whose every Rust file is a program; the files of folders in them are
 /// parts of one. Each package is built by itself: together, one would have what the other asks of a library.
-const PACKAGES: [(&str, &str); 5] = [
+const PACKAGES: [(&str, &str); 4] = [
     ("aquifer-examples", "examples"),
     ("aquifer-examples-beside", "examples/beside"),
     ("aquifer-examples-devices", "examples/devices"),
     ("aquifer-examples-libraries", "examples/libraries"),
-    ("aquifer-examples-provers", "examples/provers"),
 ];
 
 pub(crate) fn step(place: &Place) -> Result<Verdict> {

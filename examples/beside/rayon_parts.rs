@@ -1,6 +1,6 @@
 //! A prover whose rayon threads fill parts of one page-locked buffer, and send each part as soon as it is full.
 //!
-//!     cargo run --release -p aquifer-examples-provers --bin rayon_parts
+//!     cargo run --release -p aquifer-examples-beside --bin rayon_parts
 
 mod field;
 

@@ -1,6 +1,6 @@
 //! A prover with one static pool of page-locked memory, and a kernel behind a C function of a `.cu` file.
 //!
-//!     cargo run --release -p aquifer-examples-provers --bin static_pool
+//!     cargo run --release -p aquifer-examples-beside --bin static_pool
 //!
 //! On a GPU it wants the kernel, which `NVCC=/usr/local/cuda/bin/nvcc cargo build ...` compiles.
 
