@@ -132,8 +132,9 @@ impl<'a> Launch<'a> {
         Ok(self.buffer(slice.as_device_ptr(), slice.size_in_bytes(), access))
     }
 
-    /// A number or a structure without padding, which the kernel gets by value. A driver takes 4,096 bytes of arguments
-    /// in all, and 32,764 from CUDA 12.1 on.
+    /// A number or a structure without padding, which the kernel gets by value. The host form takes it by
+    /// [`HostArgs::scalar`](crate::HostArgs::scalar), as any type of its size of which any bit pattern is a value. A type that
+    /// is less goes by [`param`](Self::param). A driver takes 4,096 bytes of arguments in all, and 32,764 from CUDA 12.1 on.
     ///
     /// # Errors
     ///
