@@ -34,6 +34,7 @@ pub struct Zerocopy<T>(pub T);
 unsafe impl<T> TransparentWrapper<T> for Zerocopy<T> {}
 
 // SAFETY: plain bytes without cells, by the contract of zerocopy's traits, none of which a type with pointers has both of.
+#[diagnostic::do_not_recommend]
 unsafe impl<T: Copy + FromBytes + IntoBytes + Immutable + 'static> DeviceCopy for Zerocopy<T> {}
 
 // SAFETY: `IntoBytes` says that no byte is uninitialised, `Immutable` that there are no cells.

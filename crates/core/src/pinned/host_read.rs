@@ -74,9 +74,10 @@ unsafe impl<T: DeviceCopy + Send + Sync> HostRead for &'static [T] {
 }
 
 macro_rules! implement_for_arc {
-    ($([$($generics:tt)*] $owner:ty, $element:ty;)+) => {$(
+    ($($(#[$attribute:meta])* [$($generics:tt)*] $owner:ty, $element:ty;)+) => {$(
         // SAFETY: the elements lie behind the `Arc`, which keeps them, and which moving leaves in place. While there are two
         // owners, all of them only read. With one, nobody else reads or writes.
+        $(#[$attribute])*
         unsafe impl<$($generics)*> HostRead for $crate::sync::Arc<$owner> {
             type Item = $element;
 
@@ -152,4 +153,4 @@ unsafe impl HostRead for memmap2::Mmap {
 }
 
 #[cfg(feature = "memmap2")]
-implement_for_arc!([] memmap2::Mmap, u8;);
+implement_for_arc!(#[diagnostic::do_not_recommend] [] memmap2::Mmap, u8;);
