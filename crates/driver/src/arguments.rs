@@ -432,7 +432,7 @@ impl<'a> FunctionArgs<'a> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Driver`](ErrorKind::Driver) with the function's name and any other code.
+    /// [`ErrorKind::Driver`] with the function's name and any other code.
     pub fn check(&self, code: i32) -> Result<()> {
         if code == 0 {
             return Ok(());
