@@ -17,7 +17,8 @@ type Streams = HashMap<(usize, usize), Arc<cuda_core::Stream>>;
 /// Those that a stream of Aquifer stands on.
 static KEPT: Mutex<Option<Streams>> = Mutex::new(None);
 
-/// Aquifer's stream, as NVIDIA's crates name it. Theirs keeps it alive.
+/// Aquifer's stream, as NVIDIA's crates name it. Theirs keeps it alive, unless it is of another library
+/// ([`Stream::from_handle`]), whose promise to keep it covers theirs.
 ///
 /// Work that it is given there is in the stream's order. So a vector at home on it needs no other order.
 ///
@@ -39,7 +40,8 @@ static KEPT: Mutex<Option<Streams>> = Mutex::new(None);
 pub fn stream(stream: &Stream, context: &Arc<Context>) -> Result<Arc<cuda_core::Stream>> {
     require_same(stream.device(), context)?;
     let handle = stream.handle() as *mut c_void;
-    // SAFETY: the handle is of a stream of this context, which the clone keeps alive as the owner.
+    // SAFETY: the handle is of a stream of this context, which the clone keeps alive as the owner; of a foreign one, its taker has
+    // promised that nothing stands on it when it goes.
     Ok(unsafe { cuda_core::Stream::borrow_with_owner(handle, context, Arc::new(stream.clone())) })
 }
 

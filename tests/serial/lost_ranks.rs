@@ -517,3 +517,35 @@ fn memory_that_is_freed_is_reported_and_brings_nothing() {
     assert!(!reports.is_empty());
     std::mem::forget(stolen);
 }
+
+#[test]
+fn a_rank_that_a_host_function_aborts_ends_at_the_next_call() {
+    let _alone = alone();
+    let both = Two::simulated(3);
+    let streams = both.streams();
+    let ranks: Vec<_> = join(&streams).unwrap().into_iter().map(std::sync::Arc::new).collect();
+    let adaptor = RegisteringAdaptor::new(CudaResource::new(&both.one));
+    adaptor.register_with(&ranks[0]).unwrap();
+    let mut vec = DeviceVec::<f32>::zeroed_in(&streams[0], 10, adaptor.clone()).unwrap();
+    assert_eq!(adaptor.registered_blocks(), 1);
+    let other = both.one.new_stream().unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (rank, inside) = (ranks[0].clone(), adaptor.clone());
+    other
+        .launch_host_fn(move || {
+            rank.abort();
+            // Neither waits for a lock that another thread has over a call of NCCL's.
+            sender.send(inside.registered_blocks()).unwrap();
+        })
+        .unwrap();
+    other.synchronize().unwrap();
+    assert_eq!(receiver.recv().unwrap(), 0);
+    // The wait, a call of the program, has aborted it: NCCL may not be called inside.
+    assert_eq!(both.simulators[0].call_count("ncclCommAbort"), 1);
+    let lost = ranks[0].all_reduce_in_place(&mut vec, ReduceOp::Sum).unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::CommunicatorLost, "{lost}");
+    ranks[1].abort();
+    drop((vec, adaptor, ranks, other));
+    drop(streams);
+    both.end();
+}

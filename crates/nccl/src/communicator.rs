@@ -403,9 +403,14 @@ impl Communicator {
     /// Ends the communicator. The work that its stream was given ends without a result, and each later call is
     /// [`ErrorKind::CommunicatorLost`](crate::ErrorKind::CommunicatorLost). Other ranks find out by their own waits.
     ///
-    /// Waits for the call of another thread on this rank, if one goes on, since NCCL takes no second one.
+    /// Waits for the call of another thread on this rank, if one goes on, since NCCL takes no second one. Inside of a host
+    /// function, a later call of the program does it.
     pub fn abort(&self) {
         let what = format!("rank {} among {} ranks was aborted", self.rank(), self.ranks());
+        if is_in_host_function() {
+            let rank = self.rank.clone();
+            return deferred::defer_to_program(move || drop(rank.abort(lost(what))));
+        }
         self.rank.abort(lost(what));
     }
 }

@@ -14,7 +14,7 @@
 use crate::debug_log::{DeferEvents, defer_events, deferred_event};
 use crate::device::Device;
 use crate::device_calls::calls_of;
-use crate::driver::{BackendKind, DeviceRange, is_forked_child, not_forked};
+use crate::driver::{BackendKind, DeviceRange, is_forked_child, may_not_call, not_forked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::inside::StreamInside;
@@ -256,7 +256,7 @@ impl Rank {
 
     /// Aborts the communicator for `error`, unless it is lost already. Returns the reason why it is lost.
     pub(super) fn abort(&self, error: Error) -> Error {
-        if is_forked_child() {
+        if may_not_call() {
             return error;
         }
         let mut state = self.lock();

@@ -3,7 +3,7 @@
 use super::communicator::Communicator;
 use super::rank::Rank;
 use crate::debug_log::{defer_events, deferred_event};
-use crate::driver::{DeviceRange, is_forked_child, is_in_host_function, not_forked};
+use crate::driver::{DeviceRange, is_forked_child, is_in_host_function, may_not_call, not_forked};
 use crate::error::Result;
 use crate::inside::StreamInside;
 use crate::layout::DeviceLayout;
@@ -86,9 +86,10 @@ impl<U> RegisteringAdaptor<U> {
         Self { state: Arc::new(RegisteringState { upstream, table: Mutex::default() }) }
     }
 
-    /// The number of live blocks that are registered with a communicator that is not lost and has not ended.
+    /// The number of live blocks that are registered with a communicator that is not lost and has not ended. 0 inside of a host
+    /// function.
     pub fn registered_blocks(&self) -> usize {
-        if is_forked_child() {
+        if may_not_call() {
             return 0;
         }
         let table = self.state.table.lock();

@@ -1,7 +1,7 @@
 //! A simulated device, and how its driver calls begin.
 
 use super::calls::Call;
-use super::run::{discard_queues, has_stopped, run_background, run_until};
+use super::run::{discard_queues, drop_waiting_functions, has_stopped, run_background, run_until};
 use super::simulator::Simulator;
 use super::state::{Schedule, SimConfig, SimContext, lock_state, notify_changed};
 use aquifer_driver::error::{DriverError, ErrorKind};
@@ -100,6 +100,7 @@ impl Drop for SimDriver {
         state.stall_streams(id, None, false);
         run_until(&mut state, id, |state| has_stopped(state, id));
         discard_queues(&mut state, id);
+        drop_waiting_functions(&mut state, id);
         state.remove_device(id);
         notify_changed();
         drop(state);

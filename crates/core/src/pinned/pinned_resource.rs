@@ -79,7 +79,7 @@ impl PinnedOptions {
 
         /// The NUMA node of all blocks, of any size. A pool over the resource has its memory there, too. By default, blocks of
         /// 16 MiB and more are on the device's node, and smaller ones where the driver makes them. Pages of another node
-        /// serve where it has none left.
+        /// serve where it has none left. A memory manager of the process places its blocks itself.
         ///
         /// ```
         /// use allocator_api2::vec::Vec;

@@ -68,8 +68,8 @@ impl Stream {
     /// - The stream is not destroyed before this `Stream` was [detached](Self::detach), or before it and all that keeps
     ///   it are gone. Vectors at home on it and transfers keep it, pools that it allocated from, graphs that were launched
     ///   on it, with their graph pools and the pools of their captures.
-    /// - The handles that `cuda_stream` and [`handle`](Self::handle) gave before it was detached are not used after
-    ///   that.
+    /// - The handles that `cuda_stream` and [`handle`](Self::handle) gave before it was detached, and streams of other
+    ///   libraries that stand on them, are not used after that.
     pub unsafe fn from_handle(device: &Device, handle: u64) -> Result<Self> {
         not_forked("a stream")?;
         if LEGACY.contains(&handle) {

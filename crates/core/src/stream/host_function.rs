@@ -95,7 +95,8 @@ impl Stream {
     /// What the function drops, or owns, is freed by a later call on a thread of the program: vectors, graphs, transfers,
     /// streams, pools, and page-locked memory. The guide's page `tasks` lists the calls that look for it.
     /// New memory of [`PinnedAlloc`](crate::PinnedAlloc) is ordinary memory there, unless the thread had some at hand. Other
-    /// allocators refuse. A transfer that is waited for there gives no buffers back.
+    /// allocators refuse. A transfer that is waited for there gives no buffers back. It stores none of these in a thread local,
+    /// which the driver's thread would drop when it ends.
     ///
     /// # Panics of the function
     ///

@@ -1,7 +1,7 @@
 //! A lock around a resource that has none.
 
 use crate::device::Device;
-use crate::driver::{is_forked_child, not_in_host_function};
+use crate::driver::{is_forked_child, may_not_call, not_in_host_function};
 use crate::error::catch_panic;
 use crate::error::{ErrorKind, FORKED_ADVICE, Result, ensure};
 use crate::inside::deferred::{HoldBuffers, hold_buffers};
@@ -264,7 +264,7 @@ impl<R: LocalDeviceResource> fmt::Debug for ThreadSafeAdaptor<R> {
         let mut debug = f.debug_struct("ThreadSafeAdaptor");
         // `try_lock`, as this thread may hold the lock. Not in the child of a fork, where even the
         // release of the lock may not return.
-        let resource = if is_forked_child() { None } else { self.state.resource.try_lock() };
+        let resource = if may_not_call() { None } else { self.state.resource.try_lock() };
         match resource {
             // Guarded: the resource's `Debug` or the formatter may call this adaptor.
             Some(resource) => {

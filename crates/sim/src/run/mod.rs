@@ -4,5 +4,6 @@ mod execute;
 mod schedule;
 
 pub(crate) use schedule::{
-    advance, discard_queues, has_stopped, run_background, run_some, run_until,
+    advance, discard_queues, drop_waiting_functions, has_stopped, run_background, run_some,
+    run_until,
 };

@@ -220,6 +220,19 @@ fn call_on_own_thread(body: impl FnOnce() + Send + 'static) -> std::io::Result<(
     thread.spawn(body).map(drop)
 }
 
+/// Has the functions dropped that wait behind a running one on a device that is removed.
+pub(crate) fn drop_waiting_functions(state: &mut SimState, device: u64) {
+    for stream in state.streams.values_mut().filter(|stream| stream.device == device) {
+        stream.queue.retain(|op| match &op.work {
+            OpWork::HostFunction { function, .. } => {
+                drop_host_function(function);
+                false
+            }
+            _ => true,
+        });
+    }
+}
+
 /// Has a function of the program dropped that will not be called. The caller has the lock of the state.
 fn drop_host_function(function: &Arc<dyn HostFunction>) {
     let own = Arc::clone(function);

@@ -122,17 +122,16 @@ impl<U: DeviceResource + 'static> Deref for PoolHandle<U> {
 
 impl<U: DeviceResource + 'static> Drop for PoolHandle<U> {
     fn drop(&mut self) {
-        // Two last ones that are dropped in one moment overlook each other: the pool ends at once then. Inside of a host
-        // function it would end without its memory, which is leaked.
-        if Arc::strong_count(&self.0) != 1 {
+        if is_in_host_function() {
+            // Whether it is the last one or not, as that may change until it is gone: the pool ends on a thread that may end it.
+            let handle = self.clone();
+            return deferred::defer(None, move || drop(handle));
+        }
+        // Two last ones that are dropped in one moment overlook each other: the pool ends at once then.
+        if Arc::strong_count(&self.0) != 1 || may_not_call() {
             return;
         }
-        if may_not_call() {
-            if is_in_host_function() {
-                let last = self.clone();
-                deferred::defer(None, move || drop(last));
-            }
-        } else if self.0.has_stream_in_capture() {
+        if self.0.has_stream_in_capture() {
             deferred::defer_until(self.clone(), |last| !last.has_stream_in_capture());
         }
     }
