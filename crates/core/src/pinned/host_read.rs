@@ -75,9 +75,9 @@ unsafe impl<T: DeviceCopy + Send + Sync> HostRead for &'static [T] {
 
 macro_rules! implement_for_arc {
     ($($(#[$attribute:meta])* [$($generics:tt)*] $owner:ty, $element:ty;)+) => {$(
+        $(#[$attribute])*
         // SAFETY: the elements lie behind the `Arc`, which keeps them, and which moving leaves in place. While there are two
         // owners, all of them only read. With one, nobody else reads or writes.
-        $(#[$attribute])*
         unsafe impl<$($generics)*> HostRead for $crate::sync::Arc<$owner> {
             type Item = $element;
 
