@@ -13,7 +13,9 @@ use aquifer_collective::{
     RawCommunicator, Reduction, UniqueId,
 };
 use aquifer_driver::error::DriverError;
-use aquifer_driver::{Access, CaptureStatus, DeviceAddress, DeviceRange, MemoryCalls};
+use aquifer_driver::{
+    Access, CaptureStatus, DeviceAddress, DeviceRange, MemoryCalls, call_not_forked,
+};
 use aquifer_sync::Arc;
 use aquifer_sync::trusted::unique;
 use std::any::Any;
@@ -185,6 +187,8 @@ impl CollectiveCalls for SimDriver {
     }
 
     unsafe fn communicator_abort(&self, communicator: RawCommunicator) -> CollectiveResult<()> {
+        // NCCL calls the driver.
+        call_not_forked("ncclCommAbort")?;
         let mut call = Call::unchecked(&self.context, "ncclCommAbort");
         call.state.cliques.remove(communicator.0, true);
         notify_changed();
