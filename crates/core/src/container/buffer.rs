@@ -290,34 +290,30 @@ impl Buffer {
     /// Inside of a host function, defers the drop to a later call, on a thread that may call the driver.
     #[cold]
     fn drop_where_not_permitted(&mut self, block: DeviceBlock) {
-        if !is_in_host_function() {
-            return;
+        if is_in_host_function() {
+            let buffer = self.for_later(block, self.is_deferred);
+            deferred::defer(None, move || drop(buffer));
         }
-        let buffer = Self {
+    }
+
+    /// What is left of a buffer that is being dropped, to be dropped later with its block.
+    fn for_later(&mut self, block: DeviceBlock, is_deferred: bool) -> Self {
+        Self {
             resource: self.resource.clone(),
             home: self.home.clone(),
             block: ManuallyDrop::new(block),
             alignment: self.alignment,
             uses: std::mem::take(&mut self.uses),
             growth: None,
-            is_deferred: self.is_deferred,
-        };
-        deferred::defer(None, move || drop(buffer));
+            is_deferred,
+        }
     }
 
     /// Defers the free of the block until the graph of home's capture is gone, which may use it. If the capture in the
     /// way is another stream's, a later call of the crate frees it.
     #[cold]
     fn defer_free_for_capture(&mut self, block: DeviceBlock) {
-        let buffer = Self {
-            resource: self.resource.clone(),
-            home: self.home.clone(),
-            block: ManuallyDrop::new(block),
-            alignment: self.alignment,
-            uses: std::mem::take(&mut self.uses),
-            growth: None,
-            is_deferred: true,
-        };
+        let buffer = self.for_later(block, true);
         let free = Box::new(move |launched_on: &[Stream]| {
             // The launches are uses like others: the drop makes home wait for them.
             for stream in launched_on {

@@ -60,7 +60,8 @@ pub unsafe trait HostRead: Send + 'static {
     fn parts(&mut self) -> (NonNull<Self::Item>, usize);
 }
 
-fn parts_of<T>(slice: &[T]) -> (NonNull<T>, usize) {
+/// The address and the length of a slice.
+pub(super) fn parts_of<T>(slice: &[T]) -> (NonNull<T>, usize) {
     (NonNull::from(slice).cast(), slice.len())
 }
 
@@ -82,8 +83,7 @@ macro_rules! implement_for_arc {
             type Item = $element;
 
             fn parts(&mut self) -> (std::ptr::NonNull<$element>, usize) {
-                let slice = &self[..];
-                (std::ptr::NonNull::from(slice).cast(), slice.len())
+                $crate::pinned::host_read::parts_of(&self[..])
             }
         }
     )+};
@@ -142,8 +142,8 @@ unsafe impl<T: arrow_buffer::ArrowNativeType + DeviceCopy> HostRead
 }
 
 #[cfg(feature = "memmap2")]
-// SAFETY: pages that the map keeps, and which moving it leaves in place. Whoever made it has promised that the file does
-// not change.
+// SAFETY: pages that the map keeps, and which moving it leaves in place. The maker of the map has promised that the
+// file does not change.
 unsafe impl HostRead for memmap2::Mmap {
     type Item = u8;
 
