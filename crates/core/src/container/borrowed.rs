@@ -85,7 +85,8 @@ impl<'a, T: DeviceCopy> BorrowedVec<'a, T> {
     /// - Until this is dropped, their owner does not free them, and gives no stream work on them. It only reads, where
     ///   they are only read here.
     /// - `stream` is ordered after what the owner gave other streams before.
-    /// - If this is forgotten, or dropped inside of a host function, the first two hold until the device has passed all work that was given here.
+    /// - If this is forgotten, or dropped inside of a host function, the first two hold until the device has passed all
+    ///   work that was given here.
     #[track_caller]
     pub unsafe fn new(stream: &'a Stream, address: u64, length: usize) -> Result<Self> {
         let _site = CallSite::enter();

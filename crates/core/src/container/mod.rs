@@ -1,7 +1,8 @@
 //! Typed device memory.
 //!
 //! [`DeviceVec`] is `Vec` on the device, [`DeviceBuffer`] its untyped form, [`DeviceScalar`] one value. Slices are
-//! [`DeviceSlice`] and [`DeviceSliceMut`]. [`BorrowedVec`] is memory that another owner lends. [`On`] and [`OnMut`] are guards of a use on another stream than the vector's own.
+//! [`DeviceSlice`] and [`DeviceSliceMut`]. [`BorrowedVec`] is memory that another owner
+//! lends. [`On`] and [`OnMut`] are guards of a use on another stream than the vector's own.
 
 mod accessors;
 mod between_devices;

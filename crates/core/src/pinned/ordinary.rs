@@ -1,5 +1,5 @@
-//! Ordinary memory for [`PinnedAlloc`](crate::PinnedAlloc) where there is no GPU, or where its driver may not be called. A simulated device copies from it as from
-//! any memory that is not page-locked.
+//! Ordinary memory for [`PinnedAlloc`](crate::PinnedAlloc) where there is no GPU, or where its driver may not be called.
+//! A simulated device copies from it as from any memory that is not page-locked.
 
 use crate::debug_log::deferred_event;
 use crate::device::asks_for_gpu;

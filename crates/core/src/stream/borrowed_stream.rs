@@ -50,7 +50,8 @@ impl BorrowedStream<'_> {
     /// - The handle is of a stream of the device's context, which is not destroyed before this was dropped. If it is
     ///   forgotten, the conditions of [`Stream::from_handle`] hold.
     /// - The stream is in no capture when this is dropped, and the handles that `cuda_stream` and
-    ///   [`handle`](Stream::handle) gave are not used after that, nor streams of other libraries that stand on them. A drop inside of a host function, or one that an error event
+    ///   [`handle`](Stream::handle) gave are not used after that, nor streams of other libraries that stand on them. A drop
+    ///   inside of a host function, or one that an error event
     ///   says has failed, is no drop.
     #[track_caller]
     pub unsafe fn new(device: &Device, handle: u64) -> Result<Self> {
