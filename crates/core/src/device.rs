@@ -265,6 +265,23 @@ impl Device {
         self.driver().memory_info().with_context(|| format!("asking {self} for its memory"))
     }
 
+    /// Whether the device reaches the memory at an address: its own, managed or page-locked memory. The driver does not
+    /// know ordinary memory of the host (`cuPointerGetAttributes`).
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// let device = Device::detect_or_simulate()?;
+    /// let vec = DeviceVec::<u8>::zeroed(&device.new_stream()?, 100)?;
+    /// assert!(device.is_accessible(vec.as_device_ptr()));
+    /// let on_the_host = 0_u8;
+    /// assert!(!device.is_accessible(&raw const on_the_host as u64));
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    pub fn is_accessible(&self, address: u64) -> bool {
+        self.driver().is_accessible(address)
+    }
+
     /// So many percent of the device's memory, in bytes, for the sizes of any builder. It is the `80%` of a
     /// `StackText`. Rounded down to 2 MiB, a multiple of every alignment up to that.
     ///

@@ -16,6 +16,7 @@ pub use crate::stream::context::{
     any_capturing, busy_streams, record_context, record_exposed, wait_for_idle_streams,
 };
 pub use crate::stream::gate::Patience;
+pub use crate::stream::prefetch::prefetch;
 
 /// Page-locked memory as allocators.
 pub mod allocator {

@@ -25,6 +25,15 @@ pub enum PreferredLocation {
     Any,
 }
 
+/// Where managed or pageable memory goes (`cuMemPrefetchAsync`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLocation {
+    /// The memory's device.
+    Device,
+    /// The host.
+    Host,
+}
+
 /// The properties of a new memory pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolSpec {
@@ -32,6 +41,8 @@ pub struct PoolSpec {
     pub release_threshold: u64,
     /// The pool can be shared with other processes, as a file descriptor.
     pub shareable: bool,
+    /// The pool can be shared with other nodes of a fabric (CUDA 12.3).
+    pub fabric: bool,
     /// The pool is of managed memory (CUDA 13).
     pub managed: bool,
 }
@@ -174,6 +185,10 @@ pub unsafe trait Driver:
     /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
     fn is_page_locked(&self, pointer: *const u8) -> bool;
 
+    /// Whether the driver knows the memory at an address, which the device reaches there. `false` for ordinary memory of
+    /// the host, and if unknown.
+    fn is_accessible(&self, address: DeviceAddress) -> bool;
+
     /// Whether the device has certainly stopped all work after a failed synchronisation, so that it no longer writes
     /// host memory. `false` if unknown.
     fn has_stopped(&self) -> bool;
@@ -289,12 +304,17 @@ pub trait MemoryCalls {
 
     fn mem_alloc_managed(&self, bytes: usize) -> DriverResult<DeviceAddress>;
 
-    /// Migrates managed or pageable memory to this device, in the order of `stream`. Other memory is an invalid value.
+    /// Migrates managed or pageable memory, in the order of `stream`. Other memory is an invalid value.
     /// The call invalidates a capture.
     ///
     /// # Safety
     /// The range is memory that stays so until the stream has passed this call.
-    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()>;
+    unsafe fn prefetch(
+        &self,
+        range: DeviceRange,
+        to: MemoryLocation,
+        stream: RawStream,
+    ) -> DriverResult<()>;
 
     /// Sets the preferred location of managed or pageable memory.
     ///
@@ -396,6 +416,9 @@ pub trait StreamCalls {
     fn per_thread_stream(&self) -> DriverResult<RawStream>;
 
     fn stream_synchronize(&self, stream: RawStream) -> DriverResult<()>;
+
+    /// Whether the stream has done all that it was given so far. The call invalidates a capture of the stream.
+    fn stream_query(&self, stream: RawStream) -> DriverResult<bool>;
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()>;
 

@@ -51,9 +51,9 @@ pub use arguments::{Access, FunctionArgs, HostArgs, RawArg};
 pub use call_site::{CallSite, NoCallSite, OWN_CRATES, OwnFiles, Site};
 pub use calls::{
     AsideCalls, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, Driver, ErrorContext,
-    FillWord, GraphCalls, HostFlags, MemoryCalls, NewStream, PoolAttribute, PoolCalls, PoolSpec,
-    PreferredLocation, RawCopy, RawFill, RawLaunch, RegionCalls, StreamCalls, StreamKeeper,
-    VectorEvent, VectorType, WorkCalls, has_ended_capture,
+    FillWord, GraphCalls, HostFlags, MemoryCalls, MemoryLocation, NewStream, PoolAttribute,
+    PoolCalls, PoolSpec, PreferredLocation, RawCopy, RawFill, RawLaunch, RegionCalls, StreamCalls,
+    StreamKeeper, VectorEvent, VectorType, WorkCalls, has_ended_capture,
 };
 pub use device_copy::DeviceCopy;
 pub use fork::{

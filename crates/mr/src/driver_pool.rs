@@ -87,6 +87,7 @@ pub struct AsyncOptions {
     reuse_opportunistic: Option<bool>,
     reuse_internal_dependencies: Option<bool>,
     shareable: bool,
+    fabric: bool,
     managed: bool,
 }
 
@@ -121,6 +122,10 @@ impl AsyncOptions {
         #[cfg(unix)]
         shareable: bool;
 
+        /// Whether the driver gives handles of the pool's memory for other nodes of a fabric, as of NVLink
+        /// (`CU_MEM_HANDLE_TYPE_FABRIC`). Off by default.
+        fabric: bool;
+
         /// Whether the pool is of managed memory (CUDA 13), which the host reaches too. Off by default.
         managed: bool;
     }
@@ -135,7 +140,7 @@ impl AsyncOptions {
     /// - [`ErrorKind::OutOfMemory`] if there is no room for the initial size.
     /// - The errors of the driver.
     pub fn build(self) -> Result<AsyncResource> {
-        let Self { device, initial_size, release_threshold, shareable, managed, .. } = self;
+        let Self { device, initial_size, release_threshold, shareable, fabric, managed, .. } = self;
         ensure!(
             initial_size <= release_threshold,
             InvalidArgument,
@@ -149,13 +154,22 @@ impl AsyncOptions {
         if managed && device.properties().driver_version < MANAGED_POOLS_SINCE {
             return Err(lacking(&device, "managed memory", None));
         }
-        let spec = PoolSpec { shareable, managed, ..PoolSpec::keeping(release_threshold as u64) };
+        let spec =
+            PoolSpec { shareable, fabric, managed, ..PoolSpec::keeping(release_threshold as u64) };
         let pool = device.driver().pool_create(spec).map_err(|error| {
-            let unknown =
-                matches!(error.code(), DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED);
+            let unknown = matches!(
+                error.code(),
+                DriverError::INVALID_VALUE
+                    | DriverError::NOT_SUPPORTED
+                    | DriverError::NOT_PERMITTED
+            );
             match spec {
                 PoolSpec { managed: true, .. } if unknown => {
                     lacking(&device, "managed memory", Some(&error))
+                }
+                PoolSpec { fabric: true, .. } if unknown => {
+                    lacking(&device, "memory for a fabric", Some(&error))
+                        .with_advice("build it without `fabric`")
                 }
                 PoolSpec { shareable: true, .. } if unknown => {
                     lacking(&device, "memory for other processes", Some(&error))
@@ -256,6 +270,7 @@ impl AsyncResource {
             reuse_opportunistic: None,
             reuse_internal_dependencies: None,
             shareable: false,
+            fabric: false,
             managed: false,
         }
     }

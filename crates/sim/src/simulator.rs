@@ -110,7 +110,7 @@ impl Simulator {
 
     /// The driver calls that the device counts and that can be made to fail, by their names in CUDA's manual. A stream
     /// whose destruction failed stays in the simulation, and no error tells of it.
-    pub const CALLS: [&'static str; 79] = names! {
+    pub const CALLS: [&'static str; 80] = names! {
         cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxSynchronize cuDeviceGetDefaultMemPool
         cuDeviceGetUuid cuEventCreate cuEventDestroy cuEventQuery cuEventRecord
         cuEventSynchronize cuGraphExecDestroy cuGraphInstantiate cuGraphLaunch
@@ -126,7 +126,7 @@ impl Simulator {
         cuMemRetainAllocationHandle cuMemSetAccess cuMemUnmap cuMemcpyDtoDAsync
         cuMemcpyDtoHAsync cuMemcpyHtoDAsync cuMemcpyPeerAsync cuMemsetAsync
         cuPointerGetAttributes cuStreamAddCallback cuStreamBeginCapture cuStreamCreate cuStreamDestroy
-        cuStreamEndCapture cuStreamGetId cuStreamIsCapturing cuStreamSynchronize
+        cuStreamEndCapture cuStreamGetId cuStreamIsCapturing cuStreamQuery cuStreamSynchronize
         cuStreamWaitEvent ncclAllGather ncclAllReduce ncclBroadcast ncclCommDeregister
         ncclCommInitRank ncclCommRegister ncclGetUniqueId ncclMemAlloc ncclRecv ncclReduce
         ncclReduceScatter ncclSend

@@ -468,6 +468,9 @@ exported! {
     cuStreamSynchronize[context of stream](stream: u64) => "stream={stream:#x}" {
         if state().lose_capture(stream) { STREAM_CAPTURE_UNSUPPORTED } else { on(stream) }
     }
+    cuStreamQuery[context of stream](stream: u64) => "stream={stream:#x}" {
+        if state().lose_capture(stream) { STREAM_CAPTURE_UNSUPPORTED } else { on(stream) }
+    }
     cuStreamWaitEvent[context of stream](stream: u64, event: u64, flags: u32)
         => "stream={stream:#x} event={event:#x} flags={flags}"
     { if known(stream) { on(event) } else { INVALID_HANDLE } }

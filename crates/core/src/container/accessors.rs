@@ -88,6 +88,23 @@ macro_rules! container {
                 self.$($buffer).+.set_home(stream)
             }
 
+            /// Moves managed memory to its device or to the host before it is used there, in the order of the home stream
+            /// (`cuMemPrefetchAsync`). Nothing happens to memory that does not migrate, on a device without
+            /// [`concurrent_managed_access`](crate::device::DeviceProperties::concurrent_managed_access), and in a capture.
+            ///
+            /// RMM calls it `prefetch`.
+            ///
+            /// # Errors
+            ///
+            /// [`Capture`](crate::ErrorKind::Capture) while a capture on another thread has the stream, and the errors of
+            /// the driver.
+            #[track_caller]
+            pub fn prefetch(&self, to: $crate::driver::MemoryLocation) -> $crate::error::Result<()> {
+                let _site = $crate::driver::CallSite::enter();
+                let bytes = self.$($length).+ * size_of::<$element>();
+                self.$($buffer).+.prefetch(bytes, to)
+            }
+
             /// The device's address of the first element, which dangles without memory. It puts nothing in order. So
             /// use it on a stream that [`on`](Self::on) or [`on_mut`](Self::on_mut) gave a guard for, also if that is
             /// the home stream.

@@ -2,12 +2,15 @@
 
 use super::growth::Growth;
 use crate::driver::CallSite;
-use crate::driver::{DeviceRange, VectorEvent, VectorType, is_in_host_function, may_not_call};
+use crate::driver::{
+    DeviceRange, MemoryLocation, VectorEvent, VectorType, is_in_host_function, may_not_call,
+};
 use crate::error::{DriverError, Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::order::{CapturePolicy, MemoryUse, PendingUses, UseTimeline};
 use crate::resource::resizing::Purpose;
 use crate::resource::{DeviceBlock, DeviceResource, ResourceHandle};
+use crate::stream::prefetch::prefetch;
 use crate::stream::{Stream, StreamCall, deferred};
 use crate::sync::Arc;
 use std::mem::ManuallyDrop;
@@ -247,6 +250,13 @@ impl Buffer {
     }
 
     /// Moves home to `stream`, which is ordered after all use so far.
+    /// Moves the first `bytes` bytes, where they can move.
+    pub(crate) fn prefetch(&self, bytes: usize, to: MemoryLocation) -> Result<()> {
+        let range = DeviceRange { address: self.address(), bytes: bytes.min(self.bytes()) };
+        // SAFETY: the block is this buffer's, which frees it in the order of its home stream.
+        unsafe { prefetch(&self.home, range, to) }
+    }
+
     pub(crate) fn set_home(&mut self, stream: &Stream) -> Result<()> {
         self.home.device().require(stream.device(), "the stream")?;
         if *stream == self.home {

@@ -29,6 +29,7 @@ mod zerocopy;
 
 #[cfg(feature = "zerocopy")]
 pub use self::zerocopy::Zerocopy;
+pub use crate::driver::MemoryLocation;
 pub use crate::order::StreamRef;
 pub use borrowed::BorrowedVec;
 pub use device_buffer::DeviceBuffer;

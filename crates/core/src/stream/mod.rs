@@ -19,6 +19,7 @@ mod operations;
 mod per_thread;
 pub(crate) mod poller;
 pub(crate) mod pool_handles;
+pub(crate) mod prefetch;
 mod regions;
 mod synchronized;
 

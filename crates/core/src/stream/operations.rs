@@ -1,10 +1,11 @@
 //! Calls on a stream, such as events, waits, and the question whether it is in capture.
 
 use super::call::{Status, StreamCall};
+use super::context::any_capturing;
 use super::deferred;
 use super::gate::Patience;
 use super::handle::Stream;
-use crate::driver::CallSite;
+use crate::driver::{CallSite, ErrorContext};
 use crate::driver::{is_in_host_function, not_forked};
 use crate::error::{ErrorKind, Result};
 use crate::event::Event;
@@ -84,6 +85,38 @@ impl Stream {
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
         let _site = CallSite::enter();
         if self == other { Ok(()) } else { self.wait(&other.record()?) }
+    }
+
+    /// Whether the stream has done all it was given so far (`cuStreamQuery`). A stream in capture has not, and the
+    /// default one has not while any stream of the device is in capture, whose graph the question would cost.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// let stream = Device::detect_or_simulate()?.new_stream()?;
+    /// let vec = DeviceVec::<u8>::zeroed(&stream, 1000)?;
+    /// stream.synchronize()?;
+    /// assert!(stream.is_idle()?);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::ContextLost`] if that work failed, and the other errors of the driver call.
+    #[track_caller]
+    pub fn is_idle(&self) -> Result<bool> {
+        let _site = CallSite::enter();
+        let device = self.device();
+        if *self == device.default_stream() && any_capturing(device) {
+            return Ok(false);
+        }
+        match self.begin_call_unless_in_use()? {
+            Some(call) if !call.is_capturing()? => {
+                let asked = device.driver().stream_query(call.raw());
+                asked.with_context(|| format!("asking whether {self} has work to do"))
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Blocks the calling thread until the stream has done all it was given so far.

@@ -12,20 +12,33 @@ use crate::sync::Arc;
 use crate::{
     BackendKind, CaptureStatus, CopyOnDevice, CopyToDevice, CopyToHost, DeviceAddress,
     DeviceProperties, DeviceRange, Driver, DriverResult, FillWord, GraphCalls, HostFlags,
-    HostFunction, MemoryCalls, MemoryInfo, NewStream, PoolAttribute, PoolCalls, PoolSpec,
-    PreferredLocation, RawCopy, RawEvent, RawFill, RawGraph, RawLaunch, RawPool, RawStream,
-    StreamCalls, StreamKeeper, StreamOutcome, WorkCalls, has_ended_capture, run_in_host_function,
+    HostFunction, MemoryCalls, MemoryInfo, MemoryLocation, NewStream, PoolAttribute, PoolCalls,
+    PoolSpec, PreferredLocation, RawCopy, RawEvent, RawFill, RawGraph, RawLaunch, RawPool,
+    RawStream, StreamCalls, StreamKeeper, StreamOutcome, WorkCalls, has_ended_capture,
+    run_in_host_function,
 };
 use std::any::Any;
 use std::ffi::c_void;
 use std::mem;
 use std::ptr::NonNull;
 
+/// `CU_DEVICE_CPU`.
+const HOST: i32 = -1;
+
 fn host_flags(flags: HostFlags) -> u32 {
     u32::from(flags.portable)
         | u32::from(flags.mapped) << 1
         | u32::from(flags.write_combined) << 2
         | u32::from(flags.read_only) << 3
+}
+
+/// The answer of a query.
+fn is_ready(asked: DriverResult<()>) -> DriverResult<bool> {
+    match asked {
+        Ok(()) => Ok(true),
+        Err(error) if error.code() == DriverError::NOT_READY => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn pointer(pointer: NonNull<u8>) -> *mut c_void {
@@ -59,19 +72,11 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn is_page_locked(&self, pointer: *const u8) -> bool {
-        const MEMORY_TYPE: u32 = 2;
-        let Ok(library) = self.current() else { return true };
-        let mut kind = 0_u32;
-        // SAFETY: this attribute is an `unsigned int`; the arrays of one and `kind` live over the call.
-        let asked = unsafe {
-            let values = [(&raw mut kind).cast()];
-            let attributes = [MEMORY_TYPE];
-            let pointer = pointer.addr() as u64;
-            library.pointer_get_attributes(1, attributes.as_ptr(), values.as_ptr(), pointer)
-        };
-        // Memory that the driver does not know has type 0. `cuPointerGetAttribute` would fail for it,
-        // which compute-sanitizer reports as an error of the program.
-        asked.is_err() || kind != 0
+        self.memory_type(pointer.addr() as u64).is_none_or(|kind| kind != 0)
+    }
+
+    fn is_accessible(&self, address: DeviceAddress) -> bool {
+        self.memory_type(address).is_some_and(|kind| kind != 0)
     }
 
     /// Always `false`. On an H200 with driver 580, queued copies of one stream still run after every
@@ -82,6 +87,23 @@ unsafe impl Driver for CudaDriver {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+impl CudaDriver {
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, which is 0 for memory that the driver does not know. `cuPointerGetAttribute`
+    /// would fail for that, which compute-sanitizer reports as an error of the program.
+    fn memory_type(&self, address: DeviceAddress) -> Option<u32> {
+        const MEMORY_TYPE: u32 = 2;
+        let library = self.current().ok()?;
+        let mut kind = 0_u32;
+        // SAFETY: this attribute is an `unsigned int`; the arrays of one and `kind` live over the call.
+        let asked = unsafe {
+            let values = [(&raw mut kind).cast()];
+            let attributes = [MEMORY_TYPE];
+            library.pointer_get_attributes(1, attributes.as_ptr(), values.as_ptr(), address)
+        };
+        asked.is_ok().then_some(kind)
     }
 }
 
@@ -111,8 +133,17 @@ impl MemoryCalls for CudaDriver {
         })
     }
 
-    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()> {
-        let (to, DeviceRange { address, bytes }) = (self.context().cu_device(), range);
+    unsafe fn prefetch(
+        &self,
+        range: DeviceRange,
+        to: MemoryLocation,
+        stream: RawStream,
+    ) -> DriverResult<()> {
+        let DeviceRange { address, bytes } = range;
+        let to = match to {
+            MemoryLocation::Device => self.context().cu_device(),
+            MemoryLocation::Host => HOST,
+        };
         // SAFETY: the caller's contract.
         unsafe { self.current()?.mem_prefetch(address, bytes, to, stream.0) }
     }
@@ -121,7 +152,6 @@ impl MemoryCalls for CudaDriver {
         // `CU_MEM_ADVISE_SET_PREFERRED_LOCATION` and its opposite.
         const SET: u32 = 3;
         const UNSET: u32 = 4;
-        const HOST: i32 = -1;
         let device = self.context().cu_device();
         let (advice, location) = match preferred {
             PreferredLocation::Device => (SET, device),
@@ -326,6 +356,15 @@ impl StreamCalls for CudaDriver {
         })
     }
 
+    fn stream_query(&self, stream: RawStream) -> DriverResult<bool> {
+        // SAFETY: asks, and changes nothing.
+        is_ready(
+            self.on_stream(stream, |library| unsafe {
+                Relaxed::new(library).stream_query(stream.0)
+            }),
+        )
+    }
+
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
         // SAFETY: both are handles of this driver; a dead one is an error of the driver.
         self.on_stream(stream, |library| unsafe { library.stream_wait_event(stream.0, event.0, 0) })
@@ -350,12 +389,9 @@ impl StreamCalls for CudaDriver {
 
     fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
         // SAFETY: asks, and changes nothing.
-        match self.by_handle(true, |library| unsafe { Relaxed::new(library).event_query(event.0) })
-        {
-            Ok(()) => Ok(true),
-            Err(error) if error.code() == DriverError::NOT_READY => Ok(false),
-            Err(error) => Err(error),
-        }
+        is_ready(
+            self.by_handle(true, |library| unsafe { Relaxed::new(library).event_query(event.0) }),
+        )
     }
 
     fn event_synchronize(&self, event: RawEvent) -> DriverResult<()> {

@@ -18,6 +18,9 @@ const _: () = assert!(size_of::<Handle>() == size_of::<*mut c_void>());
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) const POSIX_FILE_DESCRIPTOR: u32 = 1;
 
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+const FABRIC: u32 = 8;
+
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const DEVICE: u32 = 1;
 
@@ -41,7 +44,8 @@ impl PoolProps {
         const MANAGED: u32 = 2;
         Self {
             allocation_type: if spec.managed { MANAGED } else { PINNED },
-            handle_types: if spec.shareable { POSIX_FILE_DESCRIPTOR } else { 0 },
+            handle_types: if spec.shareable { POSIX_FILE_DESCRIPTOR } else { 0 }
+                | if spec.fabric { FABRIC } else { 0 },
             location_type: DEVICE,
             location_id: ordinal,
             reserved: [0; 9],
@@ -208,6 +212,7 @@ symbols! {
         pointer: u64);
 
     stream_synchronize = cuStreamSynchronize(stream: Handle);
+    stream_query = cuStreamQuery(stream: Handle);
     stream_wait_event = cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32);
     stream_get_id = cuStreamGetId(stream: Handle, number: *mut u64);
     stream_is_capturing = cuStreamIsCapturing(stream: Handle, status: *mut u32);

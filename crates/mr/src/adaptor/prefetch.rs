@@ -1,9 +1,8 @@
 //! Managed memory that is on the device before its first use.
 
-use crate::driver::{DeviceRange, ErrorContext};
-use crate::error::{DriverError, Result};
-use crate::impls::Count;
-use crate::inside::{DeviceInside, StreamInside};
+use crate::driver::{DeviceRange, MemoryLocation};
+use crate::error::Result;
+use crate::inside::prefetch;
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, forward};
 use crate::resource::{DeviceBlock, DeviceResource};
@@ -47,26 +46,6 @@ impl<U: DeviceResource> PrefetchAdaptor<U> {
     pub fn new(upstream: U) -> Self {
         Self { state: Arc::new(upstream) }
     }
-
-    /// Moves a new block, unless it cannot move.
-    fn prefetch(&self, stream: &Stream, block: &DeviceBlock) -> Result<()> {
-        let device = self.device();
-        if block.is_empty() || !device.properties().concurrent_managed_access {
-            return Ok(());
-        }
-        let entered = stream.begin_nested_call()?;
-        if entered.is_capturing()? {
-            return Ok(());
-        }
-        let range = DeviceRange { address: block.address(), bytes: block.bytes() };
-        // SAFETY: the block is live, and its free is ordered after this on the stream.
-        let moved = unsafe { device.driver().prefetch(range, entered.raw()) };
-        match moved.as_ref().map_err(DriverError::code) {
-            Err(DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED) => Ok(()),
-            _ => moved
-                .with_context(|| format!("moving {} to {device}", Count(block.bytes(), "byte"))),
-        }
-    }
 }
 
 // SAFETY: every block is the upstream's, and goes back to it unchanged.
@@ -75,7 +54,9 @@ unsafe impl<U: DeviceResource> DeviceResource for PrefetchAdaptor<U> {
 
     fn allocate(&self, stream: &Stream, layout: DeviceLayout) -> Result<DeviceBlock> {
         let block = self.upstream().allocate(stream, layout)?;
-        if let Err(error) = self.prefetch(stream, &block) {
+        let range = DeviceRange { address: block.address(), bytes: block.bytes() };
+        // SAFETY: the block is live, and its free is ordered after this on the stream.
+        if let Err(error) = unsafe { prefetch(stream, range, MemoryLocation::Device) } {
             // SAFETY: the block is the upstream's, and was not handed out.
             unsafe { self.upstream().deallocate(stream, block) };
             return Err(error);

@@ -27,6 +27,7 @@ use aquifer_mr::{
     ArenaResource, AsyncResource, BinningResource, FixedSizeResource, ManagedResource,
     SystemResource,
 };
+use std::error::Error as _;
 
 impl StackText {
     /// Makes the resources on `device`, from the inside out.
@@ -123,9 +124,10 @@ fn read_around(text: &str) -> Result<Vec<Layer<Over>>> {
 fn failed<M>(text: &str, layer: &Layer<M>, error: Error) -> Error {
     let wrong = locate(text, layer.at.clone(), error.message().to_owned());
     let (name, column) = (layer.kind.name, wrong.column());
-    error
-        .within(format_args!("making `{name}`, at column {column} of a stack's text"))
-        .with_cause(wrong)
+    let has_cause = error.driver().is_none() && error.source().is_some();
+    let error = error.within(format_args!("making `{name}`, at column {column} of a stack's text"));
+    // What a resource of the program's failed of stays the source.
+    if has_cause { error } else { error.with_cause(wrong) }
 }
 
 /// The options of a layer, as the builders take them.
@@ -239,7 +241,7 @@ fn make_source(options: Options<'_, Source>) -> Result<Built> {
                 AsyncResource::builder(device), options,
                 size: initial_size, release_threshold;
                 switch: reuse_follow_event_dependencies, reuse_opportunistic,
-                    reuse_internal_dependencies, managed;
+                    reuse_internal_dependencies, managed, fabric;
             );
             #[cfg(unix)]
             let builder = set!(builder, options, switch: shareable;);

@@ -163,6 +163,7 @@ pub(super) static LAYERS: [LayerKind; 21] = [
             option("managed", Switch),
             #[cfg(unix)]
             option("shareable", Switch),
+            option("fabric", Switch),
         ],
     ),
     source("async_default", Source::AsyncDefault, &[]),

@@ -227,6 +227,11 @@ impl ResourceStack {
         self.find(|layer| if let Built::Statistics(it) = layer { Some(it) } else { None })
     }
 
+    /// The outermost `async` or `async_default`, with its driver pool.
+    pub fn driver_pool(&self) -> Option<&AsyncResource> {
+        self.find(|layer| if let Built::Async(it) = layer { Some(&**it) } else { None })
+    }
+
     /// The outermost `tracking`, with the outstanding allocations, and its report.
     pub fn tracking(&self) -> Option<&TrackingAdaptor<Arc<dyn DeviceResource>>> {
         self.find(|layer| if let Built::Tracking(it) = layer { Some(it) } else { None })

@@ -63,7 +63,7 @@ use std::str::FromStr;
 /// | --- | --- | --- | --- |
 /// | `cuda` | [`CudaResource`](crate::CudaResource) | | |
 /// | `virtual` | [`VirtualResource`](crate::mr::VirtualResource) | | |
-/// | `async` | [`AsyncResource`](crate::mr::AsyncResource), a driver pool of its own | | `initial_size` (or `initial`), `release_threshold`: memory; `reuse_follow_event_dependencies`, `reuse_opportunistic`, `reuse_internal_dependencies`, `managed`, `shareable` (on Unix): switch |
+/// | `async` | [`AsyncResource`](crate::mr::AsyncResource), a driver pool of its own | | `initial_size` (or `initial`), `release_threshold`: memory; `reuse_follow_event_dependencies`, `reuse_opportunistic`, `reuse_internal_dependencies`, `managed`, `fabric`, `shareable` (on Unix): switch |
 /// | `async_default` | the device's default driver pool | | |
 /// | `managed` | [`ManagedResource`](crate::mr::ManagedResource) | | `oversubscribe`: switch |
 /// | `system` | [`SystemResource`](crate::mr::SystemResource) | | `headroom`: memory |

@@ -12,7 +12,7 @@ use crate::state::{
 use aquifer_driver::error::DriverError;
 use aquifer_driver::{
     DefaultPoolEnd, DeviceAddress, DeviceRange, DriverResult, HostFlags, MemoryCalls, MemoryInfo,
-    PreferredLocation, RawStream,
+    MemoryLocation, PreferredLocation, RawStream,
 };
 use aquifer_sync::Arc;
 use std::ptr::NonNull;
@@ -57,7 +57,12 @@ impl MemoryCalls for SimDriver {
     }
 
     /// Takes advice as [`advise`](Self::advise) does, at a place in the stream's order.
-    unsafe fn prefetch(&self, range: DeviceRange, stream: RawStream) -> DriverResult<()> {
+    unsafe fn prefetch(
+        &self,
+        range: DeviceRange,
+        _to: MemoryLocation,
+        stream: RawStream,
+    ) -> DriverResult<()> {
         let mut call = self.call("cuMemPrefetchAsync")?;
         let (id, name) = call.on_stream(stream)?;
         call.forbid_in_capture(id)?;

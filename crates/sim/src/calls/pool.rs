@@ -16,7 +16,9 @@ impl PoolCalls for SimDriver {
     fn pool_create(&self, spec: PoolSpec) -> DriverResult<RawPool> {
         let mut call = self.call("cuMemPoolCreate")?;
         call.require_pools()?;
-        call.require(!spec.managed && (!spec.shareable || cfg!(target_os = "linux")))?;
+        call.require(
+            !spec.managed && !spec.fabric && (!spec.shareable || cfg!(target_os = "linux")),
+        )?;
         Ok(call.add_pool(spec))
     }
 

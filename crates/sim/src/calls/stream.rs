@@ -85,6 +85,20 @@ impl StreamCalls for SimDriver {
         })
     }
 
+    fn stream_query(&self, stream: RawStream) -> DriverResult<bool> {
+        let mut call = self.call("cuStreamQuery")?;
+        let id = call.stream(stream)?;
+        call.forbid_in_capture(id)?;
+        run_some(&mut call.state, call.context.id);
+        call.context.check_alive(call.name)?;
+        let (clock, tick) = (call.state.clock_of(id), call.state.last_tick(id));
+        let is_idle = call.state.has_passed(id, tick);
+        if is_idle {
+            call.state.observe(&clock);
+        }
+        Ok(is_idle)
+    }
+
     /// Makes a stream wait for the last record of an event of any device.
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult<()> {
         let mut call = self.call("cuStreamWaitEvent")?;

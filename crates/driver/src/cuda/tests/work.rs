@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    Access, CaptureStatus, DeviceRange, FillWord, Kernel, LaunchConfig, PoolSpec,
+    Access, CaptureStatus, DeviceRange, FillWord, Kernel, LaunchConfig, MemoryLocation, PoolSpec,
     PreferredLocation, RawArg, RawFill, RawLaunch,
 };
 use std::borrow::Cow;
@@ -207,14 +207,20 @@ fn advice_and_prefetches_name_the_device_or_the_host() {
         log.take();
         // SAFETY: the block is live, and freed once.
         unsafe {
-            driver.prefetch(DeviceRange { address: managed, bytes: 300 }, STREAM).unwrap();
+            let all = DeviceRange { address: managed, bytes: 300 };
+            driver.prefetch(all, MemoryLocation::Device, STREAM).unwrap();
+            driver.prefetch(all, MemoryLocation::Host, STREAM).unwrap();
             for home in [PreferredLocation::Device, PreferredLocation::Host, PreferredLocation::Any]
             {
                 driver.advise(DeviceRange { address: managed, bytes: 300 }, home).unwrap();
             }
             assert_eq!(
                 driver
-                    .prefetch(DeviceRange { address: 0x10, bytes: 300 }, STREAM)
+                    .prefetch(
+                        DeviceRange { address: 0x10, bytes: 300 },
+                        MemoryLocation::Device,
+                        STREAM
+                    )
                     .unwrap_err()
                     .code(),
                 1
@@ -228,7 +234,7 @@ fn advice_and_prefetches_name_the_device_or_the_host() {
         };
         let advice = ["300 advice=3 device=1", "300 advice=3 device=-1", "300 advice=4 device=1"];
         assert_eq!(ends("cuMemAdvise ctx=0x2000"), advice);
-        let moved = "300 device=1 stream=0x0";
-        assert_eq!(ends("cuMemPrefetchAsync ctx=0x2000"), [moved, moved]);
+        let (moved, back) = ("300 device=1 stream=0x0", "300 device=-1 stream=0x0");
+        assert_eq!(ends("cuMemPrefetchAsync ctx=0x2000"), [moved, back, moved]);
     });
 }
