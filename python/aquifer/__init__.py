@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from aquifer import mr, pinned, statistics
 from aquifer._aquifer import (
+    AllocationError,
     DeviceBuffer,
     Error,
     OutOfMemoryError,
@@ -35,6 +36,15 @@ from aquifer._aquifer import (
     memory_info,
     simulate,
 )
+from aquifer._debug_log import (
+    flush_logger,
+    get_flush_level,
+    get_logging_level,
+    level_enum,
+    set_flush_level,
+    set_logging_level,
+    should_log,
+)
 from aquifer._map import MemoryMap, memory_map
 from aquifer._reinitialize import (
     is_initialized,
@@ -44,10 +54,15 @@ from aquifer._reinitialize import (
 )
 from aquifer._set_allocators import set_allocators
 from aquifer._sleep import Sleep, sleep, tag, wake
+from aquifer._stream_pool import CudaStreamFlags, CudaStreamPool
 from aquifer.mr import disable_logging, enable_logging, get_log_filenames
 from aquifer.numpy import numpy_handler
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from aquifer._aquifer import _AnyStream
     from aquifer.cupy import cupy_allocator, cupy_pinned_allocator
     from aquifer.cupy import cupy_allocator as rmm_cupy_allocator
     from aquifer.numba import AquiferNumbaManager, _numba_memory_manager
@@ -57,6 +72,9 @@ if TYPE_CHECKING:
 RMMError = Error
 
 __all__ = [
+    "AllocationError",
+    "CudaStreamFlags",
+    "CudaStreamPool",
     "DeviceBuffer",
     "Error",
     "MemoryMap",
@@ -74,9 +92,13 @@ __all__ = [
     "device_name",
     "disable_logging",
     "enable_logging",
+    "flush_logger",
+    "get_flush_level",
     "get_log_filenames",
+    "get_logging_level",
     "is_initialized",
     "is_simulated",
+    "level_enum",
     "memory_info",
     "memory_map",
     "mr",
@@ -85,6 +107,9 @@ __all__ = [
     "register_reinitialize_hook",
     "reinitialize",
     "set_allocators",
+    "set_flush_level",
+    "set_logging_level",
+    "should_log",
     "simulate",
     "sleep",
     "statistics",
@@ -138,5 +163,25 @@ def use(text: str) -> mr.DeviceMemoryResource:
     return made
 
 
-#: A copy of the bytes of a host's object, as a :class:`DeviceBuffer`.
-to_device = DeviceBuffer.to_device
+def to_device(
+    b: Buffer | NDArray[Any],
+    stream: _AnyStream | None = None,
+    mr: mr.DeviceMemoryResource | None = None,
+) -> DeviceBuffer:
+    """A copy of the bytes of a host's object, as a :class:`DeviceBuffer`.
+
+    :meth:`DeviceBuffer.to_device` takes bytes alone, as RMM's does. This takes any array that is contiguous.
+
+    :param b: ``bytes``, or an array of any numbers.
+    :param stream: the stream in whose order the memory is allocated and freed, by default the legacy default stream.
+    :param mr: the resource that the memory comes from, by default the current one.
+    :raises ValueError: for an array that is not contiguous, and for one of Python's objects.
+    :raises MemoryError: where there is no memory.
+
+    >>> import aquifer, array
+    >>> aquifer.to_device(array.array("d", [1.0, 2.0])).size
+    16
+    """
+    if stream is None:
+        return DeviceBuffer._of_array(b, mr=mr)
+    return DeviceBuffer._of_array(b, stream, mr)

@@ -1,13 +1,14 @@
 """The native part of ``aquifer``."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar, final, overload
+from typing import Any, Protocol, SupportsIndex, TypeAlias, TypedDict, TypeVar, final, overload
 
 import numpy
 from numpy.typing import NDArray
-from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
+from typing_extensions import Buffer, CapsuleType, NotRequired, Self, disjoint_base
 
 __all__ = [
+    "AllocationError",
     "DeviceBuffer",
     "DeviceMemoryResource",
     "Error",
@@ -17,6 +18,8 @@ __all__ = [
     "__version__",
     "_choose_device",
     "_devices_with_resource",
+    "_logging_level",
+    "_set_logging_level",
     "copy_device_to_ptr",
     "copy_host_to_ptr",
     "copy_ptr_to_host",
@@ -80,7 +83,7 @@ class _ArrayInterface(TypedDict):
     strides: tuple[int, ...] | None
     typestr: str
     version: int
-    stream: int | None
+    stream: NotRequired[int]
 
 class _HasArrayInterface(Protocol):
     @property
@@ -96,15 +99,19 @@ class Error(RuntimeError):
 class OutOfMemoryError(MemoryError):
     """The device, the host or a limit has no room. A MemoryError, as the standard library's and RMM's are."""
 
+class AllocationError(Error, MemoryError):
+    """The driver refused an allocation, for another reason than room. A MemoryError, as RMM's is."""
+
 @final
 class Stream:
     """A stream of CUDA: a queue of work, in whose order memory is allocated and freed.
 
-    ``Stream()`` makes one. ``Stream(obj)`` is that of another library: an object of CuPy, Numba, PyTorch or cuda.core, or
+    ``Stream()`` makes one, which waits for the legacy default stream, as that does for it, unless ``flags`` is
+    ``CudaStreamFlags.NON_BLOCKING``. ``Stream(obj)`` is that of another library: an object of CuPy, Numba, PyTorch or cuda.core, or
     any that has ``__cuda_stream__``. The object is kept as long as its stream may be used.
     """
 
-    def __new__(cls, obj: _AnyStream | None = None) -> Self: ...
+    def __new__(cls, obj: _AnyStream | None = None, flags: int | None = None) -> Self: ...
     @property
     def handle(self) -> int:
         """The driver's handle, a ``cudaStream_t``, as a number. That of the legacy default stream is 1."""
@@ -147,10 +154,10 @@ class DeviceMemoryResource:
     def device(self) -> int:
         """The number of its device."""
 
-    def allocate(self, nbytes: int, stream: _AnyStream | None = None) -> int:
+    def allocate(self, nbytes: int, stream: _AnyStream = ...) -> int:
         """Memory for work on a stream, from this call on: its address. ``deallocate`` gives it back."""
 
-    def deallocate(self, ptr: int, nbytes: int, stream: _AnyStream | None = None) -> None:
+    def deallocate(self, ptr: int, nbytes: int, stream: _AnyStream = ...) -> None:
         """Gives memory back in the order of a stream: work that was given to it before may use the memory."""
 
     def trim(self, keep: int = 0, *, wait: bool = False) -> int:
@@ -184,6 +191,7 @@ class DeviceMemoryResource:
     def _tracked(self) -> tuple[str, int] | None: ...
     def _limited(self) -> tuple[int, int] | None: ...
     def _flush(self) -> None: ...
+    def _pool_handle(self) -> int | None: ...
     def _memory_map(self) -> tuple[list[tuple[int, int]], list[tuple[int, int, bool]]] | None: ...
 
 @final
@@ -199,17 +207,23 @@ class DeviceBuffer:
         *,
         ptr: int = 0,
         size: int = 0,
-        stream: _AnyStream | None = None,
+        stream: _AnyStream = ...,
         mr: DeviceMemoryResource | None = None,
     ) -> Self: ...
     @staticmethod
     def to_device(
         b: _HostBytes,
-        stream: _AnyStream | None = None,
+        stream: _AnyStream = ...,
         mr: DeviceMemoryResource | None = None,
     ) -> DeviceBuffer:
-        """A copy of the bytes of a host's object, such as ``bytes`` or a NumPy array that is contiguous."""
+        """A copy of the bytes of a host's object: of ``bytes``, or of a one-dimensional array of unsigned bytes."""
 
+    @staticmethod
+    def _of_array(
+        array: _HostBytes,
+        stream: _AnyStream = ...,
+        mr: DeviceMemoryResource | None = None,
+    ) -> DeviceBuffer: ...
     @staticmethod
     def _for_any_stream(size: int) -> DeviceBuffer: ...
     @staticmethod
@@ -245,39 +259,44 @@ class DeviceBuffer:
     def __bytes__(self) -> bytes: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: Any) -> Self: ...
-    def __reduce__(self) -> tuple[Callable[..., DeviceBuffer], tuple[bytes]]: ...
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Callable[..., DeviceBuffer], tuple[Any]]: ...
     def capacity(self) -> int:
         """The bytes that the memory has room for without moving."""
 
-    def reserve(self, new_capacity: int, stream: _AnyStream | None = None) -> None:
+    def reserve(self, new_capacity: int, stream: _AnyStream = ...) -> None:
         """Has room for ``new_capacity`` bytes at least. The memory may move."""
 
-    def resize(self, new_size: int, stream: _AnyStream | None = None) -> None:
+    def resize(self, new_size: int, stream: _AnyStream = ...) -> None:
         """Changes the size. Bytes that come to it are not written yet. The memory may move."""
 
     def copy(self) -> Self:
         """A copy in new memory of the same resource and stream. Of another library's memory, in the current resource's."""
 
     @overload
-    def copy_to_host(self, ary: None = None, stream: _AnyStream | None = None) -> NDArray[numpy.uint8]:
+    def copy_to_host(self, ary: None = None, stream: _AnyStream = ...) -> NDArray[numpy.uint8]:
         """Copies the bytes to a new NumPy array of bytes."""
 
     @overload
-    def copy_to_host(self, ary: _Buffer, stream: _AnyStream | None = None) -> _Buffer:
+    def copy_to_host(self, ary: _Buffer, stream: _AnyStream = ...) -> _Buffer:
         """Copies the bytes to the first ones of a host's object that may be written, and returns it."""
 
-    def copy_from_host(self, ary: _HostBytes, stream: _AnyStream | None = None) -> None:
+    def copy_from_host(self, ary: _HostBytes, stream: _AnyStream = ...) -> None:
         """Overwrites the first bytes with those of a host's object."""
 
-    def copy_from_device(self, cuda_ary: _HasArrayInterface, stream: _AnyStream | None = None) -> None:
+    def copy_from_device(self, cuda_ary: _HasArrayInterface, stream: _AnyStream = ...) -> None:
         """Overwrites the first bytes with those of an array on the device."""
 
-    def tobytes(self, stream: _AnyStream | None = None) -> bytes:
+    def tobytes(self, stream: _AnyStream = ...) -> bytes:
         """The bytes, as the host's."""
 
     @property
     def __cuda_array_interface__(self) -> _ArrayInterface:
-        """How Numba, CuPy and others see the memory: an array of bytes."""
+        """How Numba, CuPy and others see the memory: an array of bytes. Where ``stream`` has work to do, it is named, and
+        they order their work after it."""
+
+    def prefetch(self, device: int | None = None, stream: _AnyStream | None = None) -> None:
+        """Moves managed memory to a device, by default the buffer's own, or to the host (-1, ``cudaCpuDeviceId``), in the
+        order of ``stream``. Nothing happens to other memory."""
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __dlpack__(
@@ -330,13 +349,13 @@ def get_per_device_resource(device: int | None = None) -> DeviceMemoryResource:
 def set_per_device_resource(device: int | None, mr: DeviceMemoryResource) -> None:
     """Sets the current resource of a device, by default the current one, for buffers and for all hosts."""
 
-def copy_ptr_to_host(db: int, hb: _HostBytes, stream: _AnyStream | None = None) -> None:
+def copy_ptr_to_host(db: int, hb: _HostBytes, stream: _AnyStream = ...) -> None:
     """Copies device memory at an address to a host's object that may be written, as many bytes as that has."""
 
-def copy_host_to_ptr(hb: _HostBytes, db: int, stream: _AnyStream | None = None) -> None:
+def copy_host_to_ptr(hb: _HostBytes, db: int, stream: _AnyStream = ...) -> None:
     """Copies the bytes of a host's object to device memory at an address."""
 
-def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: _AnyStream | None = None) -> None:
+def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: _AnyStream = ...) -> None:
     """Copies device memory from an address to another."""
 
 def numpy_data_handler(from_bytes: int, zeros_from: int) -> CapsuleType: ...
@@ -347,5 +366,7 @@ def pinned_set_limits(
 ) -> None: ...
 def numpy_set_handler(handler: CapsuleType | None) -> CapsuleType: ...
 def numpy_page_locked_blocks() -> tuple[int, int]: ...
+def _logging_level() -> int: ...
+def _set_logging_level(level: int) -> None: ...
 def _choose_device(number: int | None) -> int | None: ...
 def _devices_with_resource() -> list[int]: ...

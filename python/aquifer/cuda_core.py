@@ -46,7 +46,8 @@ class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
             # cuda.core would refuse it, and nothing would free the memory.
             raise TypeError(f"a stream of cuda.core was expected, and a {type(own).__qualname__} was given")
         with device_current(self._device_id):
-            address = self._resource().allocate(size, own)
+            resource = self._resource()
+            address = resource.allocate(size) if own is None else resource.allocate(size, own)
             return Buffer.from_handle(address, size, mr=self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
@@ -57,7 +58,11 @@ class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
             stream = None
         with device_current(self._device_id):
             # A block goes back to where it came from, whichever resource is current by now.
-            self._resource().deallocate(int(ptr), size, stream)
+            resource = self._resource()
+            if stream is None:
+                resource.deallocate(int(ptr), size)
+            else:
+                resource.deallocate(int(ptr), size, stream)
 
     def _resource(self) -> _mr.DeviceMemoryResource:
         return self._mr or _mr.get_per_device_resource(self._device_id)

@@ -14,6 +14,7 @@ A resource is made on the device that is current. One that is over another keeps
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import re
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 from aquifer import _aquifer
 from aquifer._aquifer import (
     DeviceMemoryResource,
+    Error,
     Stream,
     get_per_device_resource,
     set_per_device_resource,
@@ -88,7 +90,9 @@ def _bytes(size: Size) -> int:
         unit = _UNITS.get(match[2].upper())
         if unit is not None:
             return int(float(match[1]) * unit)
-    raise ValueError(f"{size!r} is no size in bytes (give a number, or a text such as '64MiB' or '2GB')")
+    raise ValueError(
+        f"Could not parse {size!r} as a byte specification (give a number of bytes, or a text such as '64MiB' or '2GB')"
+    )
 
 
 def _text(name: str, **options: Size | bool | None) -> str:
@@ -122,10 +126,10 @@ class CudaMemoryResource(DeviceMemoryResource):
 
 
 class ManagedMemoryResource(DeviceMemoryResource):
-    """Managed memory, which host and device reach, for each block."""
+    """Managed memory, which host and device reach, for each block. There may be more of it than the device has memory."""
 
     def __init__(self) -> None:
-        self._build("managed")
+        self._build("managed(oversubscribe=on)")
 
 
 class SystemMemoryResource(DeviceMemoryResource):
@@ -152,7 +156,8 @@ class PinnedHostMemoryResource(DeviceMemoryResource):
 class CudaAsyncMemoryResource(DeviceMemoryResource):
     """A memory pool of the driver's.
 
-    ``enable_ipc`` makes one whose blocks other processes can open. ``enable_fabric`` is not known here.
+    ``enable_ipc`` makes one whose blocks other processes can open, ``enable_fabric`` one whose blocks other nodes of a
+    fabric can open. :class:`aquifer.Error` where the device has no such pools.
     """
 
     def __init__(
@@ -162,16 +167,23 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         enable_ipc: bool = False,
         enable_fabric: bool = False,
     ) -> None:
-        if enable_fabric:
-            raise ValueError("fabric handles are not supported (leave enable_fabric out)")
-        self._build(
-            _text(
-                "async",
-                initial_size=_size(initial_pool_size),
-                release_threshold=_size(release_threshold),
-                shareable=True if enable_ipc else None,
-            )
+        text = _text(
+            "async",
+            initial_size=_size(initial_pool_size),
+            release_threshold=_size(release_threshold),
+            shareable=True if enable_ipc else None,
+            fabric=True if enable_fabric else None,
         )
+        try:
+            self._build(text)
+        except Error as error:
+            if enable_ipc or enable_fabric:
+                raise Error(f"{error}: Requested IPC memory handle type not supported") from error
+            raise
+
+    def pool_handle(self) -> int:
+        """The driver's handle of the pool, a ``cudaMemPool_t``."""
+        return _of(self._pool_handle())
 
 
 class CudaAsyncManagedMemoryResource(DeviceMemoryResource):
@@ -179,6 +191,10 @@ class CudaAsyncManagedMemoryResource(DeviceMemoryResource):
 
     def __init__(self) -> None:
         self._build("async(managed=on)")
+
+    def pool_handle(self) -> int:
+        """The driver's handle of the pool, a ``cudaMemPool_t``."""
+        return _of(self._pool_handle())
 
 
 class CudaAsyncViewMemoryResource(DeviceMemoryResource):
@@ -233,6 +249,8 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
         if (upstream is None) == (upstream_mr is None):
             raise TypeError("PoolMemoryResource() takes one upstream")
         initial, maximum = _size(initial_pool_size), _size(maximum_pool_size)
+        if initial is not None and maximum is not None and initial > maximum:
+            raise Error(f"Initial pool size exceeds the maximum pool size ({initial} and {maximum} bytes were given)")
         text = _text("pool", initial_size=initial, maximum_size=maximum)
         self._build_over(upstream_mr if upstream is None else upstream, text)
 
@@ -415,8 +433,6 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
 
     def log_outstanding_allocations(self) -> None:
         """Writes the blocks in use to the log of the package's name, of :mod:`logging`."""
-        import logging
-
         logging.getLogger("aquifer").info("%s", self.get_outstanding_allocations_str())
 
 
@@ -496,17 +512,35 @@ def enable_logging(log_file_name: _Path | None = None, *, devices: Iterable[int]
                 continue
             inside = current.upstream_mr
         set_per_device_resource(device, LoggingResourceAdaptor(inside, log_file_name))
-        current._flush()
+        _write_out(current)
+
+
+def _write_out(ended: DeviceMemoryResource) -> None:
+    """Waits until a log is written that ends. One that cannot be, as its file was removed, keeps nothing from going on."""
+    try:
+        ended._flush()
+    except Error as error:
+        logging.getLogger("aquifer").warning("a log of %r has lost rows: %s", ended, error)
+
+
+def _flush_logs() -> None:
+    for device in _aquifer._devices_with_resource():
+        current = get_per_device_resource(device)
+        if isinstance(current, LoggingResourceAdaptor):
+            current.flush()
 
 
 def disable_logging() -> None:
-    """Ends the logs of the current resources, and waits until they are written."""
+    """Ends the logs of the current resources, and waits until they are written.
+
+    Rows that cannot be written, as the file was removed, are told of by :mod:`logging`.
+    """
     for device in _aquifer._devices_with_resource():
         current = get_per_device_resource(device)
         if isinstance(current, LoggingResourceAdaptor):
             set_per_device_resource(device, current.upstream_mr)
         # One that is inside goes on.
-        current._flush()
+        _write_out(current)
 
 
 def get_log_filenames() -> dict[int, str | None]:

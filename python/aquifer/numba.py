@@ -32,6 +32,10 @@ _CUDA_ERROR_OUT_OF_MEMORY = 2
 _has_bindings = getattr(_driver, "USE_NV_BINDING", True)
 
 
+class AquiferNumbaError(CudaAPIError, MemoryError):  # type: ignore[misc]
+    """No memory for an array: Numba's error, which is a ``MemoryError`` as RMM's plug-in raises it."""
+
+
 def _finalizer(key: object, allocations: dict[Any, Any]) -> Callable[[], None]:
     def free() -> None:
         # A reset of the context has dropped all of them.
@@ -49,11 +53,11 @@ class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type
             self.deallocations.memory_capacity = self.get_memory_info().total
 
     def memalloc(self, size: int) -> Any:
-        """Device memory, in a ``MemoryPointer``. ``CudaAPIError`` where there is none."""
+        """Device memory, in a ``MemoryPointer``. ``CudaAPIError``, which is a ``MemoryError`` too, where there is none."""
         try:
             buffer = DeviceBuffer._for_any_stream(size)
         except MemoryError as error:
-            raise CudaAPIError(_CUDA_ERROR_OUT_OF_MEMORY, str(error)) from error
+            raise AquiferNumbaError(_CUDA_ERROR_OUT_OF_MEMORY, str(error)) from error
         # Not the address: after a reset, the end of an old pointer would free a new block there.
         key = object()
         self.allocations[key] = buffer

@@ -2,14 +2,15 @@
 
 use crate::current::current;
 use crate::device::current_ordinal;
-use crate::error::Result;
+use crate::error::{Raised, Result};
 use crate::host_bytes::HostBytes;
 use crate::interpreter::{argument, detach, guard_thread, try_attach};
 use crate::resource::{DeviceMemoryResource, size};
-use crate::stream::{Opened, Stream};
+use crate::stream::{Given, Opened, Stream};
 use aquifer_capi::embedded;
 use aquifer_rs::{
-    DeviceBlock, DeviceBuffer as Memory, DeviceVec, Error, ErrorKind, mr::CallbackResource,
+    DeviceBlock, DeviceBuffer as Memory, DeviceVec, Error, ErrorKind, container::MemoryLocation,
+    mr::CallbackResource,
 };
 use parking_lot::{Mutex, ReentrantMutex};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
@@ -230,7 +231,8 @@ impl DeviceBuffer {
         let memory = detach(py, || unsafe {
             free_held_back();
             Memory::uninit_in(stream, bytes, upstream)
-        })?;
+        })
+        .map_err(Raised::of_allocation)?;
         Ok(Self::of(memory, opened, Some(resource)))
     }
 }
@@ -305,39 +307,56 @@ fn cuda_array(object: &Bound<'_, PyAny>) -> Result<(u64, usize, Option<u64>)> {
 
 #[pymethods]
 impl DeviceBuffer {
-    /// `ptr`: the address of device memory to copy, of `size` bytes.
+    /// `ptr`: the address of memory to copy, of the device or the host, of `size` bytes.
     #[new]
-    #[pyo3(signature = (*, ptr=0, size=0, stream=None, mr=None))]
+    #[pyo3(signature = (*, ptr=0, size=0, stream=Given::NONE, mr=None))]
     fn new(
         py: Python<'_>,
         #[pyo3(from_py_with = argument)] ptr: u64,
         #[pyo3(from_py_with = argument)] size: usize,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
         mr: Option<&Bound<'_, DeviceMemoryResource>>,
     ) -> PyResult<Self> {
-        let opened = Opened::of_argument(py, stream)?;
+        let opened = Opened::of_argument(py, stream.get())?;
         let made = Self::allocate(py, size, opened, mr)?;
-        if ptr != 0 {
+        if ptr == 0 || size == 0 {
+            return Ok(made);
+        }
+        if made.state.stream().stream().device().is_accessible(ptr) {
             made.copy_from_address(py, ptr, size)?;
+        } else {
+            detach(py, || {
+                let source = std::ptr::with_exposed_provenance(ptr as usize);
+                // SAFETY: the host's memory by an address that the caller names, as in any library of Python.
+                let source = unsafe { std::slice::from_raw_parts(source, size) };
+                made.state.with(|memory| memory.copy_from_slice(source))
+            })?;
         }
         Ok(made)
     }
 
-    /// A copy of the bytes of a host's object, such as `bytes` or a NumPy array that is contiguous.
+    /// A copy of the bytes of a host's object: of `bytes`, or of a one-dimensional array of unsigned bytes.
     #[staticmethod]
-    #[pyo3(signature = (b, stream=None, mr=None))]
+    #[pyo3(signature = (b, stream=Given::NONE, mr=None))]
     fn to_device(
         py: Python<'_>,
         b: &Bound<'_, PyAny>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
         mr: Option<&Bound<'_, DeviceMemoryResource>>,
     ) -> PyResult<Self> {
-        let bytes = HostBytes::new(b)?;
-        // SAFETY: bytes that other threads write meanwhile are the caller's race, as they are of any copy in Python.
-        let source = unsafe { bytes.as_slice() };
-        let made = Self::allocate(py, source.len(), Opened::of_argument(py, stream)?, mr)?;
-        detach(py, || made.state.with(|memory| memory.copy_from_slice(source)))?;
-        Ok(made)
+        Self::of_host_bytes(py, &HostBytes::new_of_bytes(b)?, stream, mr)
+    }
+
+    /// As `to_device`, of the bytes of any array that is contiguous.
+    #[staticmethod]
+    #[pyo3(signature = (array, stream=Given::NONE, mr=None))]
+    fn _of_array(
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        stream: Given<'_>,
+        mr: Option<&Bound<'_, DeviceMemoryResource>>,
+    ) -> PyResult<Self> {
+        Self::of_host_bytes(py, &HostBytes::new(array)?, stream, mr)
     }
 
     /// Memory for a library that names no stream: handed out again after all work that the device had by its end.
@@ -413,26 +432,26 @@ impl DeviceBuffer {
     }
 
     /// Has room for `new_capacity` bytes at least. The memory may move.
-    #[pyo3(signature = (new_capacity, stream=None))]
+    #[pyo3(signature = (new_capacity, stream=Given::NONE))]
     fn reserve(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = argument)] new_capacity: usize,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
     ) -> PyResult<()> {
-        self.move_to(py, stream)?;
+        self.move_to(py, stream.get())?;
         self.change(py, |memory| memory.reserve(new_capacity.saturating_sub(memory.len())))
     }
 
     /// Changes the size. Bytes that come to it are not written yet. The memory may move.
-    #[pyo3(signature = (new_size, stream=None))]
+    #[pyo3(signature = (new_size, stream=Given::NONE))]
     fn resize(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = argument)] new_size: usize,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
     ) -> PyResult<()> {
-        self.move_to(py, stream)?;
+        self.move_to(py, stream.get())?;
         // SAFETY: as in `allocate`.
         self.change(py, |memory| unsafe { memory.resize_uninit(new_size) })
     }
@@ -461,12 +480,12 @@ impl DeviceBuffer {
 
     /// Copies the bytes to the first ones of `ary`, a host's object that may be written and has as many bytes at least, and
     /// returns it. Without one, to a new NumPy array of bytes. Waits for what `stream` was given before.
-    #[pyo3(signature = (ary=None, stream=None))]
+    #[pyo3(signature = (ary=None, stream=Given::NONE))]
     fn copy_to_host(
         &self,
         py: Python<'_>,
         ary: Option<Py<PyAny>>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
     ) -> PyResult<Py<PyAny>> {
         guard_thread();
         let ary = match ary {
@@ -477,29 +496,29 @@ impl DeviceBuffer {
             }
         };
         let mut bytes = HostBytes::new_writable(ary.bind(py))?;
-        // SAFETY: as in `to_device`.
+        // SAFETY: as in `of_host_bytes`.
         let target = unsafe { bytes.as_mut_slice() };
         let (room, size) = (target.len(), self.size());
         let target = target.get_mut(..size).ok_or_else(|| too_many(size, room))?;
-        self.come_after(py, stream)?;
+        self.come_after(py, stream.get())?;
         detach(py, || self.state.with(|memory| memory.copy_to_slice(target)))?;
         drop(bytes);
         Ok(ary)
     }
 
     /// Overwrites the first bytes with those of a host's object. Comes after what `stream` was given before.
-    #[pyo3(signature = (ary, stream=None))]
+    #[pyo3(signature = (ary, stream=Given::NONE))]
     fn copy_from_host(
         &self,
         py: Python<'_>,
         ary: &Bound<'_, PyAny>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
     ) -> PyResult<()> {
         let bytes = HostBytes::new(ary)?;
-        // SAFETY: as in `to_device`.
+        // SAFETY: as in `of_host_bytes`.
         let source = unsafe { bytes.as_slice() };
         self.require_room(source.len())?;
-        self.come_after(py, stream)?;
+        self.come_after(py, stream.get())?;
         let copy = |memory: &mut Memory| {
             memory.view_mut::<u8>()?.into_slice_mut(..source.len())?.copy_from_slice(source)
         };
@@ -507,19 +526,19 @@ impl DeviceBuffer {
     }
 
     /// Overwrites the first bytes with those of an array on the device, of any library that has the CUDA array interface.
-    #[pyo3(signature = (cuda_ary, stream=None))]
+    #[pyo3(signature = (cuda_ary, stream=Given::NONE))]
     fn copy_from_device(
         &self,
         py: Python<'_>,
         cuda_ary: &Bound<'_, PyAny>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
     ) -> PyResult<()> {
         let (address, bytes, theirs) = cuda_array(cuda_ary)?;
         self.require_room(bytes)?;
         if let Some(theirs) = theirs {
             self.come_after_handle(py, theirs)?;
         }
-        self.come_after(py, stream)?;
+        self.come_after(py, stream.get())?;
         if address == self.state.parts().0 {
             // The bytes are there.
             return Ok(());
@@ -528,13 +547,9 @@ impl DeviceBuffer {
     }
 
     /// The bytes, as the host's.
-    #[pyo3(signature = (stream=None))]
-    fn tobytes<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        self.come_after(py, stream)?;
+    #[pyo3(signature = (stream=Given::NONE))]
+    fn tobytes<'py>(&self, py: Python<'py>, stream: Given<'_>) -> PyResult<Bound<'py, PyBytes>> {
+        self.come_after(py, stream.get())?;
         PyBytes::new_with(py, self.size(), |target| {
             detach(py, || self.state.with(|memory| memory.copy_to_slice(target)))?;
             Ok(())
@@ -542,17 +557,24 @@ impl DeviceBuffer {
     }
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        self.tobytes(py, None)
+        self.tobytes(py, Given::NONE)
     }
 
-    fn __reduce__<'py>(
+    /// From protocol 5 on the bytes are a `PickleBuffer`, which a pickler with `buffer_callback` hands over as it is.
+    fn __reduce_ex__<'py>(
         slf: &Bound<'py, Self>,
+        protocol: i32,
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
-        let bytes = slf.get().tobytes(slf.py(), None)?;
-        Ok((slf.get_type().getattr("to_device")?, PyTuple::new(slf.py(), [bytes])?))
+        let py = slf.py();
+        let mut bytes = slf.get().tobytes(py, Given::NONE)?.into_any();
+        if protocol >= 5 {
+            bytes = py.import("pickle")?.getattr("PickleBuffer")?.call1((bytes,))?;
+        }
+        Ok((slf.get_type().getattr("to_device")?, PyTuple::new(py, [bytes])?))
     }
 
-    /// How Numba, CuPy and others see the memory: an array of bytes. They order their work after `stream`.
+    /// How Numba, CuPy and others see the memory: an array of bytes. Where `stream` has work to do, it is named, and they
+    /// order their work after it.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         guard_thread();
@@ -564,9 +586,38 @@ impl DeviceBuffer {
         interface.set_item("shape", (bytes,))?;
         interface.set_item("strides", py.None())?;
         interface.set_item("typestr", "|u1")?;
-        interface.set_item("version", 3)?;
-        interface.set_item("stream", self.stream().__cuda_stream__().1)?;
+        let stream = self.state.stream();
+        // In a capture, and of a stream that has failed, there is no answer.
+        let is_idle = detach(py, || stream.stream().is_idle()).unwrap_or(false);
+        interface.set_item("version", if is_idle { 0 } else { 3 })?;
+        if !is_idle {
+            interface.set_item("stream", Stream::new_of(stream).__cuda_stream__().1)?;
+        }
         Ok(interface)
+    }
+
+    /// Moves managed memory to a device, by default the buffer's own, or to the host (-1, `cudaCpuDeviceId`), in the order
+    /// of `stream`. Nothing happens to other memory.
+    #[pyo3(signature = (device=None, stream=None))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = argument)] device: Option<i32>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let own = self.state.ordinal();
+        let to = match device.unwrap_or(own) {
+            -1 => MemoryLocation::Host,
+            device if device == own => MemoryLocation::Device,
+            other => {
+                let message = format!(
+                    "memory of device {own} was to be prefetched to device {other} (give {own}, or -1 for the host)"
+                );
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        self.come_after(py, stream)?;
+        Ok(detach(py, || self.state.with(|memory| memory.prefetch(to)))?)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
@@ -613,6 +664,19 @@ fn too_many(bytes: usize, room: usize) -> PyErr {
 }
 
 impl DeviceBuffer {
+    fn of_host_bytes(
+        py: Python<'_>,
+        bytes: &HostBytes<'_>,
+        stream: Given<'_>,
+        mr: Option<&Bound<'_, DeviceMemoryResource>>,
+    ) -> PyResult<Self> {
+        // SAFETY: bytes that other threads write meanwhile are the caller's race, as they are of any copy in Python.
+        let source = unsafe { bytes.as_slice() };
+        let made = Self::allocate(py, source.len(), Opened::of_argument(py, stream.get())?, mr)?;
+        detach(py, || made.state.with(|memory| memory.copy_from_slice(source)))?;
+        Ok(made)
+    }
+
     /// Changes the size or the place of the memory, which no other library may have by DLPack.
     fn change(
         &self,
@@ -689,17 +753,17 @@ impl DeviceBuffer {
 
 /// Copies device memory at an address to a host's object that may be written, as many bytes as that has.
 #[pyfunction]
-#[pyo3(signature = (db, hb, stream=None))]
+#[pyo3(signature = (db, hb, stream=Given::NONE))]
 pub(crate) fn copy_ptr_to_host(
     py: Python<'_>,
     #[pyo3(from_py_with = argument)] db: u64,
     hb: &Bound<'_, PyAny>,
-    stream: Option<&Bound<'_, PyAny>>,
+    stream: Given<'_>,
 ) -> PyResult<()> {
     let mut bytes = HostBytes::new_writable(hb)?;
-    // SAFETY: as in `to_device`.
+    // SAFETY: as in `of_host_bytes`.
     let target = unsafe { bytes.as_mut_slice() };
-    let opened = Opened::of_argument(py, stream)?;
+    let opened = Opened::of_argument(py, stream.get())?;
     let copied = detach(py, || -> Result<()> {
         // SAFETY: as in `copy_from_address`.
         let source = unsafe { foreign(opened.stream(), db, target.len(), || ())? };
@@ -710,17 +774,17 @@ pub(crate) fn copy_ptr_to_host(
 
 /// Copies the bytes of a host's object to device memory at an address.
 #[pyfunction]
-#[pyo3(signature = (hb, db, stream=None))]
+#[pyo3(signature = (hb, db, stream=Given::NONE))]
 pub(crate) fn copy_host_to_ptr(
     py: Python<'_>,
     hb: &Bound<'_, PyAny>,
     #[pyo3(from_py_with = argument)] db: u64,
-    stream: Option<&Bound<'_, PyAny>>,
+    stream: Given<'_>,
 ) -> PyResult<()> {
     let bytes = HostBytes::new(hb)?;
-    // SAFETY: as in `to_device`.
+    // SAFETY: as in `of_host_bytes`.
     let source = unsafe { bytes.as_slice() };
-    let opened = Opened::of_argument(py, stream)?;
+    let opened = Opened::of_argument(py, stream.get())?;
     let copied = detach(py, || -> Result<()> {
         // SAFETY: as in `copy_from_address`.
         let mut target = unsafe { foreign(opened.stream(), db, source.len(), || ())? };
@@ -731,15 +795,15 @@ pub(crate) fn copy_host_to_ptr(
 
 /// Copies device memory from an address to another.
 #[pyfunction]
-#[pyo3(signature = (d_src, d_dst, count, stream=None))]
+#[pyo3(signature = (d_src, d_dst, count, stream=Given::NONE))]
 pub(crate) fn copy_device_to_ptr(
     py: Python<'_>,
     #[pyo3(from_py_with = argument)] d_src: u64,
     #[pyo3(from_py_with = argument)] d_dst: u64,
     #[pyo3(from_py_with = argument)] count: usize,
-    stream: Option<&Bound<'_, PyAny>>,
+    stream: Given<'_>,
 ) -> PyResult<()> {
-    let opened = Opened::of_argument(py, stream)?;
+    let opened = Opened::of_argument(py, stream.get())?;
     let copied = detach(py, || -> Result<()> {
         // SAFETY: as in `copy_from_address`.
         let source = unsafe { foreign(opened.stream(), d_src, count, || ())? };

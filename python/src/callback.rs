@@ -8,7 +8,7 @@ use aquifer_rs::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result,
     mr::{CallbackResource, Failure, FailureCallbackAdaptor, ResourceId},
 };
-use pyo3::exceptions::PyMemoryError;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyRuntimeError, PySystemExit};
 use pyo3::prelude::*;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -32,13 +32,25 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// Of an exception, which the caller of the allocation gets again.
+/// Of an exception, which the caller of the allocation gets: as it is, if it is a `MemoryError`, a `RuntimeError`, or one that
+/// ends the program. Another one is the cause of a `RuntimeError`, which is what RMM makes of it, so callers know two classes.
 fn error_of(py: Python<'_>, raised: PyErr) -> Error {
-    let kind = match raised.is_instance_of::<PyMemoryError>(py) {
-        true => ErrorKind::OutOfMemory,
-        false => ErrorKind::Unsupported,
+    let what = format!("a callback raised {raised}");
+    if raised.is_instance_of::<PyMemoryError>(py) {
+        return Error::new(ErrorKind::OutOfMemory, what).with_cause(raised);
+    }
+    let passes = raised.is_instance_of::<PyRuntimeError>(py)
+        || raised.is_instance_of::<PyKeyboardInterrupt>(py)
+        || raised.is_instance_of::<PySystemExit>(py);
+    let shown = match passes {
+        true => raised,
+        false => {
+            let shown = crate::error::Error::new_err(what.clone());
+            shown.set_cause(py, Some(raised));
+            shown
+        }
     };
-    Error::new(kind, format!("a callback raised {raised}")).with_cause(raised)
+    Error::new(ErrorKind::Unsupported, what).with_cause(shown)
 }
 
 /// A resource by two functions, as RMM's `CallbackMemoryResource`: `allocate(nbytes, stream)` returns an address,

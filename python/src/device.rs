@@ -4,6 +4,8 @@ use crate::error::{Raised, Result};
 use crate::interpreter::{argument, detach};
 use aquifer_capi::{aquifer_status as Status, embedded};
 use aquifer_rs::Device;
+use aquifer_rs::cudarc::driver::result::ctx;
+use aquifer_rs::cudarc::driver::{CudaContext, DriverError};
 use pyo3::prelude::*;
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -13,6 +15,39 @@ use std::sync::OnceLock;
 pub(crate) fn device(py: Python<'_>, ordinal: i32) -> Result<Device> {
     // It may make a context, which takes a while.
     detach(py, || embedded::device(ordinal)).map_err(Raised::from)
+}
+
+/// Calls the driver in a context. The one that was current is so again after it.
+pub(crate) fn in_context<T>(
+    context: &CudaContext,
+    call: impl FnOnce() -> std::result::Result<T, DriverError>,
+) -> std::result::Result<T, DriverError> {
+    let before = ctx::get_current()?.unwrap_or(std::ptr::null_mut());
+    // SAFETY: contexts that live: the caller has the one, and the thread had the other.
+    unsafe { ctx::set_current(context.cu_ctx()) }?;
+    let called = call();
+    // SAFETY: as above.
+    unsafe { ctx::set_current(before) }?;
+    called
+}
+
+thread_local! {
+    /// The thread has a context that is current, or was given one.
+    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Leaves the context of device 0 current on a thread that has none, as CUDA's runtime does: a library that calls the driver
+/// after this package finds the device ready.
+pub(crate) fn leave_context(device: &Device) {
+    if HAS_CONTEXT.get() || device.ordinal() != 0 || CHOSEN.get().is_some() {
+        return;
+    }
+    HAS_CONTEXT.set(true);
+    let Ok(context) = device.cuda_context() else { return };
+    if let Ok(None) = ctx::get_current() {
+        // SAFETY: the primary context, which the process keeps.
+        let _ = unsafe { ctx::set_current(context.cu_ctx()) };
+    }
 }
 
 type CtxGetDevice = unsafe extern "C" fn(*mut c_int) -> c_int;

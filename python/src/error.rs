@@ -5,6 +5,8 @@ use aquifer_capi::aquifer_status as Status;
 use aquifer_capi::embedded::{self, Failure};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
 use std::error::Error as _;
 
 pyo3::create_exception!(
@@ -20,10 +22,65 @@ pyo3::create_exception!(
     "The device, the host or a limit has no room. A MemoryError, as the standard library's and RMM's are."
 );
 
+/// An allocation that a driver refused for another reason than room: an [`Error`] that is a `MemoryError` as well, since RMM
+/// has no other for a failed allocation.
+pub(crate) fn allocation_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let class = CLASS.get_or_try_init(py, || {
+        let bases = (py.get_type::<Error>(), py.get_type::<PyMemoryError>());
+        let document = "The driver refused an allocation, for another reason than room. A MemoryError, as RMM's is.";
+        let members = PyDict::new(py);
+        members.set_item("__module__", "aquifer")?;
+        members.set_item("__doc__", document)?;
+        let made = py.get_type::<PyType>().call1(("AllocationError", bases, members))?;
+        Ok::<_, PyErr>(made.cast_into::<PyType>()?.unbind())
+    })?;
+    Ok(class.bind(py))
+}
+
 /// As `?` makes exceptions of errors.
 pub(crate) struct Raised(PyErr);
 
 pub(crate) type Result<T> = std::result::Result<T, Raised>;
+
+impl Raised {
+    /// Of an allocation.
+    pub(crate) fn of_allocation(error: impl Into<Unmade>) -> Self {
+        let raised = match error.into() {
+            Unmade::Error(error) => match python_cause(&error) {
+                Some(raised) => return Self(raised),
+                None => Failure::from(error),
+            },
+            Unmade::Failure(failure) => failure,
+        };
+        if raised.status() != Status::AQUIFER_ERROR_DRIVER {
+            return raised.into();
+        }
+        let made = try_attach(|py| {
+            let class = allocation_error(py)?;
+            Ok(PyErr::from_type(class.clone(), raised.message().to_owned()))
+        });
+        made.map_or_else(|| raised.into(), |made| Self(made.unwrap_or_else(|error| error)))
+    }
+}
+
+/// The error of the crate, or of the C library.
+pub(crate) enum Unmade {
+    Error(aquifer_rs::Error),
+    Failure(Failure),
+}
+
+impl From<aquifer_rs::Error> for Unmade {
+    fn from(error: aquifer_rs::Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<Failure> for Unmade {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
 
 impl From<PyErr> for Raised {
     fn from(error: PyErr) -> Self {
@@ -73,7 +130,7 @@ fn add_other_reports(message: &mut String) {
 }
 
 /// The exception of a callback, if an error came of one.
-fn python_cause(error: &aquifer_rs::Error) -> Option<PyErr> {
+pub(crate) fn python_cause(error: &aquifer_rs::Error) -> Option<PyErr> {
     let mut source = error.source();
     while let Some(cause) = source {
         if let Some(raised) = cause.downcast_ref::<PyErr>() {

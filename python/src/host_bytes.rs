@@ -4,10 +4,10 @@
 
 use crate::error::Result;
 use crate::interpreter::guard_thread;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi::{self, Py_ssize_t};
 use pyo3::prelude::*;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// `Py_buffer`.
 #[repr(C)]
@@ -27,6 +27,8 @@ struct RawBuffer {
 
 const PYBUF_SIMPLE: c_int = 0;
 const PYBUF_WRITABLE: c_int = 1;
+/// With its format, its shape and its strides.
+const PYBUF_RECORDS_RO: c_int = 0x1c;
 
 unsafe extern "C" {
     fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut RawBuffer, flags: c_int) -> c_int;
@@ -43,18 +45,29 @@ pub(crate) struct HostBytes<'py> {
 impl<'py> HostBytes<'py> {
     /// Bytes to read.
     pub(crate) fn new(object: &Bound<'py, PyAny>) -> Result<Self> {
+        refuse_objects(object)?;
         Self::get(object, PYBUF_SIMPLE)
+    }
+
+    /// Bytes to read, of an object that has nothing else: `bytes`, or a one-dimensional array of unsigned bytes.
+    pub(crate) fn new_of_bytes(object: &Bound<'py, PyAny>) -> Result<Self> {
+        let found = Self::get(object, PYBUF_RECORDS_RO)?;
+        let raw = &*found.raw;
+        // SAFETY: null, or a text of the exporter's that ends in a zero.
+        let is_format = raw.format.is_null() || unsafe { CStr::from_ptr(raw.format) } == c"B";
+        // SAFETY: null, or an array of as many numbers as the view has dimensions.
+        let is_dense = raw.strides.is_null() || raw.len < 2 || unsafe { *raw.strides } == 1;
+        if raw.ndim != 1 || raw.itemsize != 1 || !is_format || !is_dense {
+            let message = "a one-dimensional array of bytes was expected (give its bytes, as array.view('u1').ravel(), or \
+                           take aquifer.to_device, which takes any contiguous array)";
+            return Err(PyValueError::new_err(message).into());
+        }
+        Ok(found)
     }
 
     /// Bytes to write.
     pub(crate) fn new_writable(object: &Bound<'py, PyAny>) -> Result<Self> {
-        guard_thread();
-        // Of NumPy: bytes would be taken for references.
-        let has_objects = object.getattr("dtype").and_then(|dtype| dtype.getattr("hasobject"));
-        if has_objects.is_ok_and(|has| has.is_truthy().unwrap_or(false)) {
-            let message = "an array of Python's objects cannot be written as bytes";
-            return Err(PyTypeError::new_err(message).into());
-        }
+        refuse_objects(object)?;
         Self::get(object, PYBUF_WRITABLE)
     }
 
@@ -108,6 +121,17 @@ impl<'py> HostBytes<'py> {
         // SAFETY: as `as_slice`; the exporter allowed writing.
         unsafe { std::slice::from_raw_parts_mut(start, length) }
     }
+}
+
+/// An error for an array of NumPy's whose bytes are references to objects.
+fn refuse_objects(object: &Bound<'_, PyAny>) -> Result<()> {
+    guard_thread();
+    let has_objects = object.getattr("dtype").and_then(|dtype| dtype.getattr("hasobject"));
+    if has_objects.is_ok_and(|has| has.is_truthy().unwrap_or(false)) {
+        let message = "an array of Python's objects has references, which are no bytes to copy";
+        return Err(PyValueError::new_err(message).into());
+    }
+    Ok(())
 }
 
 impl Drop for HostBytes<'_> {

@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `interpreter` | the gate that all calls into the interpreter pass |
 //! | `error` | exceptions |
+//! | `debug_log` | the crate's events, in a file |
 //! | `host_bytes` | the bytes of a host's object, by the buffer protocol |
 //! | `device` | devices by their numbers, and the calling thread's current one |
 //! | `detached` | ends that run without the interpreter |
@@ -23,6 +24,7 @@ extern crate aquifer_capi as _;
 mod buffer;
 mod callback;
 mod current;
+mod debug_log;
 mod detached;
 mod device;
 mod dlpack;
@@ -35,20 +37,30 @@ mod page_locked;
 mod resource;
 mod stream;
 
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
+use std::ffi::CString;
 
 /// The native part of `aquifer`.
 #[pymodule(gil_used = false)]
 fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interpreter::guard_thread();
     let py = module.py();
+    if let Err(error) = debug_log::begin_from_env() {
+        // A log that cannot be written keeps nobody from importing the package.
+        let message = CString::new(error.to_string()).unwrap_or_default();
+        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1)?;
+    }
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("Error", py.get_type::<error::Error>())?;
     module.add("OutOfMemoryError", py.get_type::<error::OutOfMemoryError>())?;
+    module.add("AllocationError", error::allocation_error(py)?)?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<resource::DeviceMemoryResource>()?;
     module.add_class::<buffer::DeviceBuffer>()?;
     module.add_class::<host_memory::HostMemory>()?;
+    module.add_function(wrap_pyfunction!(debug_log::_set_logging_level, module)?)?;
+    module.add_function(wrap_pyfunction!(debug_log::_logging_level, module)?)?;
     module.add_function(wrap_pyfunction!(device::device_count, module)?)?;
     module.add_function(wrap_pyfunction!(device::_choose_device, module)?)?;
     module.add_function(wrap_pyfunction!(device::current_device, module)?)?;

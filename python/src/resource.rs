@@ -3,9 +3,9 @@
 use crate::callback;
 use crate::detached::Detached;
 use crate::device::{current_ordinal, device};
-use crate::error::{Raised, Result};
+use crate::error::{Raised, Result, python_cause};
 use crate::interpreter::{argument, detach, guard_thread};
-use crate::stream::Opened;
+use crate::stream::{Given, Opened};
 use aquifer_capi::embedded::{self, Callbacks, OwnStack};
 use aquifer_rs::{
     DeviceResource, Error,
@@ -198,29 +198,32 @@ impl DeviceMemoryResource {
     }
 
     /// Memory for work on a stream, from this call on: its address. `deallocate` gives it back.
-    #[pyo3(signature = (nbytes, stream=None))]
+    #[pyo3(signature = (nbytes, stream=Given::NONE))]
     fn allocate(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = argument)] nbytes: usize,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
     ) -> PyResult<u64> {
         let built = self.built()?;
-        let stream = Opened::of_argument(py, stream)?;
-        let allocate = || -> Result<u64> { Ok(built.stack()?.allocate(nbytes, stream.open())?) };
+        let stream = Opened::of_argument(py, stream.get())?;
+        let allocate = || -> Result<u64> {
+            let allocated = built.stack()?.allocate(nbytes, stream.open());
+            allocated.map_err(Raised::of_allocation)
+        };
         Ok(detach(py, allocate)?)
     }
 
     /// Gives memory back in the order of a stream: work that was given to it before may use the memory.
-    #[pyo3(signature = (ptr, nbytes, stream=None))]
+    #[pyo3(signature = (ptr, nbytes, stream=Given::NONE))]
     fn deallocate(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = argument)] ptr: u64,
         #[pyo3(from_py_with = argument)] nbytes: usize,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Given<'_>,
     ) -> PyResult<()> {
-        let stream = Opened::of_argument(py, stream)?;
+        let stream = Opened::of_argument(py, stream.get())?;
         // SAFETY: of this package a wrong address is an error; that work was given before is the method's contract.
         let freed =
             detach(py, || unsafe { embedded::deallocate(ptr, nbytes, Some(stream.open())) });
@@ -319,6 +322,12 @@ impl DeviceMemoryResource {
         Ok(self.built()?.ordinal())
     }
 
+    /// The driver's handle of the outermost pool of the driver's.
+    fn _pool_handle(&self) -> PyResult<Option<u64>> {
+        guard_thread();
+        Ok(self.built()?.resources().driver_pool().map(|pool| pool.as_raw_pool()))
+    }
+
     /// The resources that it is over.
     fn _upstreams(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         guard_thread();
@@ -398,12 +407,13 @@ impl DeviceMemoryResource {
 
 /// An error of a class's constructor, whose caller wrote no text of a stack.
 fn of_class(class: &str, error: Error) -> Error {
-    let text = error.to_string();
-    match text.split_once(" of a stack's text: ") {
-        Some((_, what)) if class != "DeviceMemoryResource" => {
-            Error::new(error.kind(), format!("making a {class}: {what}"))
-        }
-        _ => error,
+    // A callback's exception stays what it is.
+    if class == "DeviceMemoryResource" || python_cause(&error).is_some() {
+        return error;
+    }
+    match error.to_string().split_once(" of a stack's text: ") {
+        Some((_, what)) => Error::new(error.kind(), format!("making a {class}: {what}")),
+        None => error,
     }
 }
 

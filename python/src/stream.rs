@@ -7,12 +7,15 @@
 //! |---|---|---|---|
 //! | `FOREIGN` | the address of an object | the open stream and the object | a later stream is opened when nothing else has the object |
 
-use crate::device::{current_ordinal, device};
+use crate::device::{current_ordinal, device, in_context, leave_context};
 use crate::error::{Raised, Result};
 use crate::interpreter::{argument, detach, guard_thread, try_attach};
 use aquifer_capi::embedded::{self, OpenStream};
+use aquifer_rs::Device;
+use aquifer_rs::cudarc::driver::CudaContext;
+use aquifer_rs::cudarc::driver::result::stream::{StreamKind, create, destroy};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -33,6 +36,32 @@ pub(crate) struct Opened {
     open: Option<OpenStream>,
     /// The other library's object, which is let go when the stream is closed.
     owner: Option<Py<PyAny>>,
+}
+
+/// The stream that a call names. None is refused, as RMM refuses it: a variable that was meant to hold a stream.
+pub(crate) struct Given<'py>(Option<Bound<'py, PyAny>>);
+
+impl Given<'_> {
+    /// The call names none.
+    pub(crate) const NONE: Self = Self(None);
+}
+
+impl<'py> Given<'py> {
+    pub(crate) fn get(&self) -> Option<&Bound<'py, PyAny>> {
+        self.0.as_ref()
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Given<'py> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if object.is_none() {
+            let message = "stream argument cannot be None (leave it out for the default stream)";
+            return Err(PyTypeError::new_err(message));
+        }
+        Ok(Self(Some(object.to_owned())))
+    }
 }
 
 /// Held while another library's stream is opened, and while one is closed: a stream that is just found by its handle is not
@@ -66,6 +95,28 @@ impl Drop for Opened {
         }
     }
 }
+
+/// A stream of the driver's, which this destroys at its end. [`Opened`] has it.
+#[pyclass(frozen, module = "aquifer")]
+struct Blocking {
+    handle: u64,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        if embedded::is_forked_child() {
+            return;
+        }
+        let handle = std::ptr::with_exposed_provenance_mut(self.handle as usize);
+        // SAFETY: the stream is this object's, and was closed before. The driver destroys it when its work is done.
+        let _ = in_context(&self.context, || unsafe { destroy(handle) });
+    }
+}
+
+/// `CU_STREAM_DEFAULT` and `CU_STREAM_NON_BLOCKING`.
+const SYNC_DEFAULT: u32 = 0;
+const NON_BLOCKING: u32 = 1;
 
 static FOREIGN: LazyLock<Mutex<HashMap<usize, Arc<Opened>>>> = LazyLock::new(Mutex::default);
 
@@ -104,13 +155,30 @@ impl Opened {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> Result<Arc<Self>> {
         guard_thread();
-        let Some(stream) = stream.filter(|stream| !stream.is_none()) else {
-            return Self::default_of(py, current_ordinal());
+        let opened = match stream.filter(|stream| !stream.is_none()) {
+            None => Self::default_of(py, current_ordinal())?,
+            Some(stream) => match stream.cast::<Stream>() {
+                Ok(own) => own.get().opened.clone(),
+                Err(_) => Self::of_object(stream)?,
+            },
         };
-        match stream.cast::<Stream>() {
-            Ok(own) => Ok(own.get().opened.clone()),
-            Err(_) => Self::of_object(stream),
-        }
+        leave_context(opened.stream().device());
+        Ok(opened)
+    }
+
+    /// A stream that waits for the legacy default stream, and that this waits for, as RMM makes them.
+    fn new_blocking(py: Python<'_>, device: &Device) -> Result<Arc<Self>> {
+        let context = device.cuda_context()?.clone();
+        let made =
+            detach(py, || in_context(&context, || Ok(create(StreamKind::Default)?.addr() as u64)));
+        let handle = made.map_err(aquifer_rs::Error::from)?;
+        let owner = Py::new(py, Blocking { handle, context })?;
+        // SAFETY: a stream that lives, as its owner does, which `Opened` keeps until the stream is closed.
+        let open = detach(py, || unsafe {
+            let _opening = OPENING.lock();
+            OpenStream::from_handle(device, handle)
+        })?;
+        Ok(Arc::new(Self { open: Some(open), owner: Some(owner.into_any()) }))
     }
 
     /// The stream of another library's object.
@@ -183,6 +251,13 @@ fn ordinal_of(object: &Bound<'_, PyAny>) -> i32 {
 fn handle_of(object: &Bound<'_, PyAny>) -> Result<u64> {
     let handle = if let Ok(protocol) = object.getattr("__cuda_stream__") {
         let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        let version = pair.get_item(0)?;
+        if !version.eq(0)? {
+            let message = format!(
+                "Aquifer does not know the CUDA stream protocol of version: '{version}' (it knows 0)"
+            );
+            return Err(PyNotImplementedError::new_err(message).into());
+        }
         pair.extract::<(i64, u64)>()?.1
     } else {
         let names = ["ptr", "cuda_stream", "handle"];
@@ -219,12 +294,32 @@ impl Stream {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (obj=None))]
-    fn new(py: Python<'_>, obj: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    #[pyo3(signature = (obj=None, flags=None))]
+    fn new(
+        py: Python<'_>,
+        obj: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = argument)] flags: Option<u32>,
+    ) -> PyResult<Self> {
         if obj.is_some_and(|obj| !obj.is_none()) {
+            if flags.is_some() {
+                let message = "flags may only be specified when obj is None (a stream that is there has its own)";
+                return Err(PyValueError::new_err(message));
+            }
             return Ok(Self { opened: Opened::of_argument(py, obj)? });
         }
+        let is_blocking = match flags.unwrap_or(SYNC_DEFAULT) {
+            SYNC_DEFAULT => true,
+            NON_BLOCKING => false,
+            other => {
+                let message =
+                    format!("{other} is no flag of a stream (give one of CudaStreamFlags)");
+                return Err(PyValueError::new_err(message));
+            }
+        };
         let device = device(py, current_ordinal())?;
+        if is_blocking && device.simulator().is_none() {
+            return Ok(Self { opened: Opened::new_blocking(py, &device)? });
+        }
         let stream = detach(py, || device.new_stream()).map_err(Raised::from)?;
         Ok(Self { opened: Opened::of(stream) })
     }
@@ -281,10 +376,13 @@ impl Stream {
     }
 
     fn __repr__(&self) -> String {
+        let is_foreign = |owner: &Py<PyAny>| {
+            try_attach(|py| !owner.bind(py).is_instance_of::<Blocking>()).unwrap_or(true)
+        };
         let kind = match (self.is_default(), &self.opened.owner) {
             (true, _) => "default",
-            (_, Some(_)) => "of another library",
-            (_, None) => "own",
+            (_, Some(owner)) if is_foreign(owner) => "of another library",
+            _ => "own",
         };
         format!("<aquifer.Stream {kind}, device {}, handle {:#x}>", self.device(), self.handle())
     }

@@ -116,9 +116,46 @@ def test_to_device(host):
 
 def test_to_device_of_other_elements_and_dimensions():
     numbers = numpy.arange(12, dtype="f8").reshape(3, 4)
-    buffer = DeviceBuffer.to_device(numbers)
+    buffer = aquifer.to_device(numbers)
     assert buffer.size == 96
     assert (numpy.frombuffer(buffer.tobytes()).reshape(3, 4) == numbers).all()
+    for odd in (numbers[::2], numpy.asfortranarray(numbers), numpy.array([None, "x"])):
+        with pytest.raises(ValueError, match="contiguous|references"):
+            aquifer.to_device(odd)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        numpy.ones(2, "u2"),
+        numpy.ones((2, 2), "u1"),
+        numpy.ones(4, "u1")[::2],
+        numpy.ones(2, "i1"),
+        numpy.ones(2, "?"),
+        numpy.array([None]),
+        array.array("d", [1.0]),
+        memoryview(b"abcd").cast("B", (2, 2)),
+    ],
+)
+def test_the_constructor_of_rmm_takes_bytes_alone(host):
+    with pytest.raises(ValueError, match="a one-dimensional array of bytes was expected|contiguous"):
+        DeviceBuffer.to_device(host)
+
+
+def test_the_constructor_of_rmm_takes_bytes_of_any_owner():
+    for host in (numpy.empty(0, "u1"), b"", memoryview(b"abc")[1:], numpy.frombuffer(b"xabcx", "u1")[1:4]):
+        assert DeviceBuffer.to_device(host).tobytes() == bytes(host)
+
+
+def test_memory_by_its_address_on_the_host():
+    host = numpy.frombuffer(b"some bytes", "u1")
+    buffer = DeviceBuffer(ptr=host.ctypes.data, size=host.size)
+    assert buffer.tobytes() == b"some bytes"
+    assert DeviceBuffer(ptr=buffer.ptr, size=4).tobytes() == b"some"
+    with aquifer.numpy_handler(smallest=1):
+        locked = numpy.arange(10, dtype="u1")
+    assert DeviceBuffer(ptr=locked.ctypes.data, size=10).tobytes() == bytes(range(10))
+    assert DeviceBuffer(ptr=host.ctypes.data, size=0).size == 0
 
 
 def test_to_device_with_all_arguments():
@@ -161,7 +198,7 @@ def test_a_copy_to_more_than_enough():
 
 def test_a_copy_to_other_elements():
     numbers = numpy.arange(6, dtype="i4")
-    buffer = DeviceBuffer.to_device(numbers)
+    buffer = aquifer.to_device(numbers)
     assert (buffer.copy_to_host(numpy.empty((2, 3), "i4")).ravel() == numbers).all()
 
 
@@ -334,22 +371,92 @@ def test_streams_of_later_calls():
     assert buffer.stream == second
     buffer.resize(3, stream=third)
     assert buffer.stream == third
-    buffer.resize(3, None)
+    buffer.resize(3)
     assert (buffer.stream, buffer.tobytes()) == (third, b"xyz")
 
 
+def test_a_stream_that_is_none():
+    """A variable that was meant to hold a stream."""
+    buffer, host = DeviceBuffer.to_device(b"abc"), bytearray(3)
+    resource = mr.get_current_device_resource()
+    address = resource.allocate(1024)
+    for call in (
+        lambda: DeviceBuffer(size=10, stream=None),
+        lambda: DeviceBuffer.to_device(b"abc", stream=None),
+        lambda: DeviceBuffer.to_device(b"abc", None),
+        lambda: buffer.copy_to_host(stream=None),
+        lambda: buffer.copy_from_host(b"abc", stream=None),
+        lambda: buffer.copy_from_device(buffer, stream=None),
+        lambda: buffer.tobytes(stream=None),
+        lambda: buffer.reserve(100, stream=None),
+        lambda: buffer.resize(10, stream=None),
+        lambda: aquifer.copy_ptr_to_host(buffer.ptr, host, stream=None),
+        lambda: aquifer.copy_host_to_ptr(host, buffer.ptr, stream=None),
+        lambda: aquifer.copy_device_to_ptr(buffer.ptr, buffer.ptr, 3, stream=None),
+        lambda: resource.allocate(1024, stream=None),
+        lambda: resource.deallocate(address, 1024, stream=None),
+    ):
+        with pytest.raises(TypeError, match="stream argument cannot be None .leave it out for the default stream"):
+            call()
+    resource.deallocate(address, 1024)
+    assert (buffer.size, buffer.tobytes()) == (3, b"abc")
+
+
+def test_pickles_out_of_band():
+    for content in (b"", b"abc", bytes(range(256)) * 100):
+        taken = []
+        pickled = pickle.dumps(DeviceBuffer.to_device(content), protocol=5, buffer_callback=taken.append)
+        (out,) = taken
+        assert isinstance(out, pickle.PickleBuffer) and bytes(out) == content
+        assert len(pickled) < 200
+        assert pickle.loads(pickled, buffers=taken).tobytes() == content
+        # As a transport hands them over.
+        assert pickle.loads(pickled, buffers=[bytearray(content)]).tobytes() == content
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        buffer = DeviceBuffer.to_device(b"abc")
+        assert pickle.loads(pickle.dumps(buffer, protocol=protocol)).tobytes() == b"abc"
+
+
+def test_a_prefetch():
+    for resource in (mr.CudaMemoryResource(), mr.ManagedMemoryResource(), mr.PoolMemoryResource(mr.ManagedMemoryResource())):
+        buffer = DeviceBuffer.to_device(b"abc", mr=resource)
+        assert buffer.prefetch() is None
+        buffer.prefetch(-1)
+        buffer.prefetch(device=0, stream=aquifer.Stream())
+        assert buffer.tobytes() == b"abc"
+        with pytest.raises(ValueError, match="memory of device 0 was to be prefetched to device 1"):
+            buffer.prefetch(1)
+    DeviceBuffer(size=0).prefetch()
+
+
 def test_the_array_interface():
-    stream = aquifer.Stream()
-    buffer = DeviceBuffer(size=10, stream=stream)
-    assert buffer.__cuda_array_interface__ == {
-        "data": (buffer.ptr, False),
-        "shape": (10,),
-        "strides": None,
-        "typestr": "|u1",
-        "version": 3,
-        "stream": stream.handle,
-    }
-    assert DeviceBuffer(size=1).__cuda_array_interface__["stream"] == 1
+    for stream in (aquifer.Stream(), aquifer.default_stream()):
+        buffer = DeviceBuffer(size=10, stream=stream)
+        interface = {"data": (buffer.ptr, False), "shape": (10,), "strides": None, "typestr": "|u1", "version": 0}
+        # A stream that is past its work needs no order, and RMM's interface has none.
+        stream.synchronize()
+        assert buffer.__cuda_array_interface__ == interface
+        other = DeviceBuffer.to_device(b"0123456789", stream=aquifer.Stream())
+        buffer.copy_from_device(other)
+        # The simulated device works when it is asked, a little at a time.
+        for _ in range(100):
+            seen = buffer.__cuda_array_interface__
+            assert seen == interface or seen == {**interface, "version": 3, "stream": stream.handle}
+
+
+def test_the_array_interface_names_a_stream_with_work(run_python):
+    program = '''
+import aquifer
+stream = aquifer.Stream()
+behind = aquifer.DeviceBuffer.to_device(b"x" * 10, stream=aquifer.Stream())
+named = 0
+for _ in range(50):
+    buffer = aquifer.DeviceBuffer(size=10, stream=stream)
+    stream.wait(behind.stream)
+    named += buffer.__cuda_array_interface__.get("stream") == stream.handle
+print(named > 0)
+'''
+    assert run_python(program).strip() == "True"
 
 
 def test_what_an_object_has():

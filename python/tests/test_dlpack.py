@@ -236,7 +236,7 @@ def test_a_consumers_stream(stream):
     consumer = Consumer(buffer.__dlpack__(stream=number))
     if stream in ("own", 1, None):
         # Ordered after the copy that wrote it: else the simulated device would tell of it.
-        target = DeviceBuffer(size=3, stream=own if stream == "own" else None)
+        target = DeviceBuffer(size=3, stream=own if stream == "own" else aquifer.default_stream())
         aquifer.copy_device_to_ptr(consumer.tensor.data, target.ptr, 3, target.stream)
         assert target.tobytes() == b"abc"
     consumer.end()

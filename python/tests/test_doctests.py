@@ -15,7 +15,16 @@ MODULES = ["aquifer", *(f"aquifer.{module.name}" for module in pkgutil.iter_modu
 OTHERS = {"aquifer.cuda_core", "aquifer.cupy", "aquifer.numba", "aquifer.torch"}
 
 #: Modules that have examples which run here.
-WITH_EXAMPLES = {"aquifer", "aquifer._sleep", "aquifer.mr", "aquifer.numpy", "aquifer.pinned", "aquifer.statistics"}
+WITH_EXAMPLES = {
+    "aquifer",
+    "aquifer._debug_log",
+    "aquifer._sleep",
+    "aquifer._stream_pool",
+    "aquifer.mr",
+    "aquifer.numpy",
+    "aquifer.pinned",
+    "aquifer.statistics",
+}
 
 
 @pytest.mark.parametrize("name", MODULES)

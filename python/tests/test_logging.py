@@ -241,3 +241,27 @@ kept = aquifer.DeviceBuffer(size=10)
 """
     assert run_python(program) == ""
     assert actions_of("a.dev0.csv")[0] == ("allocate", 10)
+
+
+def test_a_log_whose_file_was_removed(in_folder, caplog):
+    """RMM's own tests remove the file of a log that goes on."""
+    before = mr.get_current_device_resource()
+    for end in (
+        aquifer.disable_logging,
+        aquifer.reinitialize,
+        lambda: aquifer.enable_logging("b.csv"),
+        lambda: aquifer.reinitialize(logging=True, log_file_name="c.csv"),
+    ):
+        mr.set_current_device_resource(before)
+        aquifer.enable_logging("a.csv")
+        DeviceBuffer(size=100)
+        (in_folder / "a.dev0.csv").unlink()
+        DeviceBuffer(size=200)
+        caplog.clear()
+        end()
+        assert "has lost rows: " in caplog.text and "a.dev0.csv" in caplog.text
+        assert aquifer.to_device(b"abc").tobytes() == b"abc"
+    # The last one goes on in its own file.
+    assert aquifer.get_log_filenames() == {0: str(in_folder / "c.dev0.csv")}
+    mr.get_current_device_resource().flush()
+    assert actions_of("c.dev0.csv") == [("allocate", 3), ("free", 3)]

@@ -26,7 +26,7 @@ def test_plain_memory():
     ("arguments", "text"),
     [
         ({}, "pool(cuda, handles=off)"),
-        ({"managed_memory": True}, "pool(managed)"),
+        ({"managed_memory": True}, "pool(managed(oversubscribe=true))"),
         ({"initial_pool_size": "1MiB"}, "pool(cuda, initial_size=1MiB, handles=off)"),
         (
             {"initial_pool_size": MIB, "maximum_pool_size": "4 MiB"},
@@ -43,7 +43,7 @@ def test_a_pool(arguments, text):
 
 def test_arguments_by_their_places(in_folder):
     aquifer.reinitialize(True, True, MIB, 2 * MIB, 0, True, "a.csv")
-    assert current().text == f"pool(managed, initial_size=1MiB, maximum_size=2MiB) | logging({in_folder}/a.dev0.csv)"
+    assert current().text == f"pool(managed(oversubscribe=true), initial_size=1MiB, maximum_size=2MiB) | logging({in_folder}/a.dev0.csv)"
 
 
 def test_sizes_without_a_pool_are_ignored():

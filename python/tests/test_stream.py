@@ -58,7 +58,6 @@ SHAPES = {
     "handle like a number": lambda handle: Object(handle=IntLike(handle)),
     "method": WithMethod,
     "property": WithProperty,
-    "another version": lambda handle: WithMethod(handle, version=1),
     "CuPy": lambda handle: Object(ptr=handle, device_id=0),
     "CuPy's default": lambda handle: Object(ptr=handle, device_id=-1),
     "PyTorch": lambda handle: Object(cuda_stream=handle, device_index=0, device=Object(type="cuda", index=0)),
@@ -109,7 +108,7 @@ def test_wrong_arguments():
         ):
             Stream(wrong)
     with pytest.raises(TypeError, match="positional"):
-        Stream(None, None)
+        Stream(None, None, None)
     with pytest.raises(TypeError, match="base type"):
         type("Sub", (Stream,), {})
 
@@ -154,6 +153,58 @@ def test_calls_take_a_stream_of_another_library(shape):
     resource.deallocate(address, 10, theirs)
     own.wait(theirs)
     aquifer.default_stream().wait(other=theirs)
+
+
+@pytest.mark.parametrize("version", [1, 7, "x"])
+def test_a_protocol_of_another_version(version):
+    with pytest.raises(NotImplementedError, match=f"protocol of version: '{version}' .it knows 0"):
+        Stream(WithMethod(Stream().handle, version=version))
+
+
+def test_flags():
+    flags = aquifer.CudaStreamFlags
+    made = [Stream(), Stream(flags=flags.SYNC_DEFAULT), Stream(flags=flags.NON_BLOCKING), Stream(None, 1)]
+    assert len(set(made)) == 4
+    assert all(repr(stream).startswith("<aquifer.Stream own") for stream in made)
+    for flag in flags:
+        with pytest.raises(ValueError, match="flags may only be specified when obj is None"):
+            Stream(made[0], flags=flag)
+    with pytest.raises(ValueError, match="7 is no flag of a stream"):
+        Stream(flags=7)
+    with pytest.raises(TypeError, match="str"):
+        Stream(flags="NON_BLOCKING")
+
+
+@pytest.mark.parametrize("flags", [{}, *({"flags": flag} for flag in aquifer.CudaStreamFlags)])
+def test_a_pool_of_streams(flags):
+    pool = aquifer.CudaStreamPool(pool_size=10, **flags)
+    assert pool.get_pool_size() == 10
+    streams = [pool.get_stream() for _ in range(10)]
+    assert len({*streams, aquifer.default_stream()}) == 11
+    assert [pool.get_stream(number) for number in range(20)] == streams * 2
+    # Those by a number have taken no turn.
+    assert [pool.get_stream() for _ in range(3)] == streams[:3]
+    assert DeviceBuffer.to_device(b"abc", stream=pool.get_stream()).tobytes() == b"abc"
+    assert aquifer.CudaStreamPool(**flags).get_pool_size() == 16
+
+
+def test_a_pool_of_streams_that_cannot_be():
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"a pool of {size} streams was asked"):
+            aquifer.CudaStreamPool(size)
+    with pytest.raises(TypeError, match="float"):
+        aquifer.CudaStreamPool(1.5)
+    with pytest.raises(ValueError, match="7 is no flag"):
+        aquifer.CudaStreamPool(1, 7)
+    with pytest.raises(ValueError, match="no stream of the number -1"):
+        aquifer.CudaStreamPool(1).get_stream(-1)
+
+
+def test_a_pool_of_streams_on_threads(in_threads):
+    pool = aquifer.CudaStreamPool(4)
+    taken = in_threads(*[lambda: [pool.get_stream() for _ in range(100)]] * 4)
+    counts = [sum(streams.count(stream) for streams in taken) for stream in (pool.get_stream(n) for n in range(4))]
+    assert counts == [100] * 4
 
 
 def test_the_per_thread_stream_is_refused():

@@ -40,7 +40,7 @@ def work(number, rounds=150):
     own, stream, kept = random.Random(number), aquifer.Stream(), []
     for step in range(rounds):
         text = bytes([number]) * own.randrange(1, 5000)
-        on = own.choice([None, stream])
+        on = own.choice([aquifer.default_stream(), stream])
         buffer = DeviceBuffer.to_device(text, stream=on)
         match own.randrange(4):
             case 0:
@@ -48,7 +48,7 @@ def work(number, rounds=150):
             case 1:
                 buffer.reserve(own.randrange(10_000))
             case 2:
-                buffer.resize(max(1, buffer.size // 2), own.choice([None, stream]))
+                buffer.resize(max(1, buffer.size // 2), own.choice([aquifer.default_stream(), stream]))
                 text = text[: buffer.size]
             case _:
                 other = DeviceBuffer(size=buffer.size, stream=stream)
@@ -394,8 +394,8 @@ def test_callbacks_that_raise_on_threads(in_threads):
         for size in range(1, 200):
             try:
                 buffer = DeviceBuffer(size=size, mr=resource)
-            except KeyError as error:
-                assert error.args == (threading.get_ident(), size)
+            except aquifer.Error as error:
+                assert error.__cause__.args == (threading.get_ident(), size)
             else:
                 assert buffer.size == size and size % 2 == 0
 
@@ -445,9 +445,9 @@ def test_failure_callbacks_that_raise_on_threads(in_threads):
 
     def body():
         for size in range(1, 50):
-            with pytest.raises(KeyError) as raised:
+            with pytest.raises(aquifer.Error) as raised:
                 DeviceBuffer(size=size, mr=resource)
-            assert raised.value.args == (threading.get_ident(), size)
+            assert raised.value.__cause__.args == (threading.get_ident(), size)
 
     in_threads(*[body] * THREADS)
 

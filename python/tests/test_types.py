@@ -39,11 +39,11 @@ class FromCudaCore:
         return 0, 0
 
 
-for stream in (FromCuPy(), FromTorch(), FromCudaCore(), Stream(), None):
+for stream in (FromCuPy(), FromTorch(), FromCudaCore(), Stream()):
     DeviceBuffer(size=1, stream=stream)
 import numpy
 
-array: "numpy.ndarray[Any, numpy.dtype[numpy.float64]]" = DeviceBuffer.to_device(numpy.ones(1)).copy_to_host(numpy.ones(1))
+array: "numpy.ndarray[Any, numpy.dtype[numpy.float64]]" = aquifer.to_device(numpy.ones(1)).copy_to_host(numpy.ones(1))
 host: bytearray = DeviceBuffer.to_device(b"x").copy_to_host(bytearray(1))
 pool: mr.PoolMemoryResource = mr.PoolMemoryResource(mr.CudaMemoryResource(), "1MiB")
 counted: Statistics = mr.StatisticsResourceAdaptor(pool).allocation_counts
@@ -69,6 +69,7 @@ text: str = function(1)
 DeviceBuffer(10)                                  # wrong: misc, call-arg
 DeviceBuffer(size="1")                            # wrong: arg-type
 DeviceBuffer(size=1, stream=3)                    # wrong: arg-type
+DeviceBuffer(size=1, stream=None)                 # wrong: arg-type
 DeviceBuffer.to_device("text")                    # wrong: arg-type
 DeviceBuffer(size=1).size = 2                     # wrong: misc
 mr.PoolMemoryResource("cuda")                     # wrong: arg-type

@@ -1,0 +1,1 @@
+"""The allocators of other libraries, in a module for each."""

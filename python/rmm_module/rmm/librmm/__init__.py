@@ -1,0 +1,1 @@
+"""What RMM has of its C++ library."""

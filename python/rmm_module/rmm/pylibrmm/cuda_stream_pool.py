@@ -1,0 +1,5 @@
+"""Several streams, to take in turn."""
+
+from aquifer import CudaStreamPool
+
+__all__ = ["CudaStreamPool"]
