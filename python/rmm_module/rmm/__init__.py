@@ -22,7 +22,7 @@ from aquifer import (
     should_log,
     unregister_reinitialize_hook,
 )
-from rmm import _cuda, mr, pylibrmm
+from rmm import _cuda, librmm, mr, pylibrmm, rmm, statistics
 from rmm._version import __git_commit__, __version__
 
 __all__ = [
