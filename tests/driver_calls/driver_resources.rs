@@ -34,6 +34,10 @@ fn a_driver_pool_is_asked_by_cudas_numbers() {
         driver.take();
         drop(AsyncResource::default_pool(&device).unwrap());
         assert_eq!(driver.names(), ["cuDeviceGetDefaultMemPool"], "and it is not destroyed");
+        driver.take();
+        drop(AsyncResource::builder(&device).fabric(true).build().unwrap());
+        let made = driver.take();
+        assert!(made.contains(&"# handles=8".to_owned()), "CU_MEM_HANDLE_TYPE_FABRIC: {made:?}");
         drop(AsyncResource::builder(&device).managed(true).build().unwrap());
         assert_eq!(driver.names().last().unwrap(), "cuMemPoolDestroy");
     });

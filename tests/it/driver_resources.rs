@@ -6,6 +6,7 @@ use allocator_api2::vec::Vec as AllocVec;
 use aquifer::sim::SimConfig;
 use aquifer::{
     CudaResource, DeviceLayout, DeviceResource, DeviceVec, ErrorKind,
+    container::MemoryLocation,
     mr::{
         AsyncResource, HostAccessible, ManagedResource, OnStream, PrefetchAdaptor, SystemResource,
     },
@@ -293,6 +294,71 @@ fn memory_that_can_move_is_moved_when_it_is_allocated() {
     let ordered = Arc::new(PrefetchAdaptor::new(AsyncResource::new(&device).unwrap()));
     let vec = DeviceVec::from_slice_in(&stream, &[6_u32; 1000], ordered).unwrap();
     assert_eq!(vec.get(999).unwrap(), 6);
+}
+
+#[test]
+fn a_vector_of_managed_memory_is_moved_where_it_is_wanted() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let managed = ManagedResource::new(&device).unwrap();
+    let moves = |vec: &DeviceVec<u32>| {
+        let before = device.simulator().map(|it| it.call_count("cuMemPrefetchAsync"));
+        vec.prefetch(MemoryLocation::Host).unwrap();
+        vec.prefetch(MemoryLocation::Device).unwrap();
+        assert_eq!(vec.to_vec().unwrap(), vec![7; vec.len()]);
+        device.simulator().map(|it| it.call_count("cuMemPrefetchAsync") - before.unwrap())
+    };
+    let vec = DeviceVec::from_slice_in(&stream, &[7; 1000], managed).unwrap();
+    assert!(moves(&vec).is_none_or(|calls| calls == 2));
+    // What cannot move, and what is not there, is left alone.
+    let plain = DeviceVec::from_slice_in(&stream, &[7; 1000], CudaResource::new(&device)).unwrap();
+    moves(&plain);
+    let empty = DeviceVec::<u32>::new(&stream).unwrap();
+    assert!(moves(&empty).is_none_or(|calls| calls == 0));
+    if let Some(simulator) = device.simulator() {
+        simulator.start_capture(&stream).unwrap();
+        let before = simulator.call_count("cuMemPrefetchAsync");
+        vec.prefetch(MemoryLocation::Device).unwrap();
+        assert_eq!(simulator.call_count("cuMemPrefetchAsync"), before);
+        assert!(simulator.stop_capture(&stream), "whole");
+        simulator.fail_call("cuMemPrefetchAsync", 1, 999).unwrap();
+        let error = vec.prefetch(MemoryLocation::Host).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Driver);
+        assert!(error.to_string().contains("moving 4000 bytes to the host"), "{error}");
+    }
+}
+
+#[test]
+fn a_pool_for_a_fabric_is_made_or_lacking() {
+    let device = support::device();
+    match AsyncResource::builder(&device).fabric(true).build() {
+        Ok(pool) => {
+            let vec = DeviceVec::from_slice_in(&device.new_stream().unwrap(), &[1_u8; 100], pool);
+            assert_eq!(vec.unwrap().to_vec().unwrap(), [1; 100]);
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("no pools of memory for a fabric"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_the_device_reaches_is_known_by_its_address() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let vec = DeviceVec::<u8>::zeroed(&stream, 1000).unwrap();
+    let managed = ManagedResource::new(&device).unwrap();
+    let managed = DeviceVec::<u8>::zeroed_in(&stream, 1000, managed).unwrap();
+    for inside in [vec.as_device_ptr(), vec.as_device_ptr() + 999, managed.as_device_ptr()] {
+        assert!(device.is_accessible(inside));
+    }
+    let locked = PinnedPool::new(PinnedResource::new(&device).unwrap()).unwrap();
+    let locked = AllocVec::<u8, _>::with_capacity_in(100, locked);
+    assert!(device.is_accessible(locked.as_ptr().addr() as u64));
+    let pageable = std::vec::Vec::<u8>::with_capacity(100);
+    assert!(!device.is_accessible(pageable.as_ptr().addr() as u64));
+    assert!(!device.is_accessible(0) && !device.is_accessible(u64::MAX));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-static GATES: [(Mutex<bool>, Condvar); 3] = [const { (Mutex::new(false), Condvar::new()) }; 3];
+static GATES: [(Mutex<bool>, Condvar); 4] = [const { (Mutex::new(false), Condvar::new()) }; 4];
 
 static WAIT: Kernel = Kernel::new(
     "wait",
@@ -84,6 +84,34 @@ fn block_on<F: Future>(future: F) -> F::Output {
         }
         seen = counting.0.load(Ordering::Relaxed);
     }
+}
+
+#[test]
+fn a_stream_is_idle_when_it_has_done_all_that_it_was_given() {
+    let (device, stream) = busy(3);
+    let other = device.new_stream().unwrap();
+    assert!(!stream.is_idle().unwrap(), "the kernel waits for its gate");
+    assert!(other.is_idle().unwrap() && device.default_stream().is_idle().unwrap());
+    open(3);
+    let started = Instant::now();
+    while !stream.is_idle().unwrap() {
+        assert!(started.elapsed() < Duration::from_secs(10), "the kernel never ends");
+        std::thread::yield_now();
+    }
+
+    // A capture is not lost over the question, of the stream or of the default one.
+    let simulator = device.simulator().unwrap();
+    let asked = simulator.call_count("cuStreamQuery");
+    simulator.start_capture(&stream).unwrap();
+    assert!(!stream.is_idle().unwrap() && !device.default_stream().is_idle().unwrap());
+    assert_eq!(simulator.call_count("cuStreamQuery"), asked);
+    assert!(other.is_idle().unwrap());
+    assert!(simulator.stop_capture(&stream), "whole");
+
+    simulator.fail_call("cuStreamQuery", 1, 999).unwrap();
+    let error = other.is_idle().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Driver);
+    assert!(error.to_string().contains("has work to do"), "{error}");
 }
 
 #[test]

@@ -277,8 +277,9 @@ exported! {
         if !state().blocks.contains_key(&address) { INVALID_VALUE } else { on(stream) }
     }
     cuMemPoolCreate[context](pool: *mut u64, props: *const u32) => "" {
-        // allocType PINNED or MANAGED, no handle types or POSIX descriptors, location DEVICE
-        if !(1..=2).contains(&*props) || *props.add(1) > 1 || *props.add(2) != 1 {
+        note(format!("handles={}", *props.add(1)));
+        // allocType PINNED or MANAGED, handle types of POSIX descriptors and of a fabric, location DEVICE
+        if !(1..=2).contains(&*props) || *props.add(1) & !9 != 0 || *props.add(2) != 1 {
             return INVALID_VALUE;
         }
         if (4..22).any(|word| *props.add(word) != 0) {
