@@ -147,7 +147,7 @@ impl<U> StatisticsAdaptor<U> {
 
     /// Opens a scope that counts the calls of all threads from zero, inside of those that are open.
     /// Scopes of all threads are one stack, whichever threads open and end them. A call is not
-    /// slower for them.
+    /// slower for them. Returns the counters of the scope around it, or of all calls without one.
     ///
     /// ```
     /// use aquifer::{CudaResource, Device, DeviceVec, mr::StatisticsAdaptor};
@@ -171,10 +171,9 @@ impl<U> StatisticsAdaptor<U> {
     /// # Errors
     ///
     /// [`ErrorKind::Forked`] in the child of a fork.
-    pub fn push_shared_counters(&self) -> Result<()> {
+    pub fn push_shared_counters(&self) -> Result<Counters> {
         not_forked("a scope of counters")?;
-        self.state.counters.push();
-        Ok(())
+        Ok(self.state.counters.push())
     }
 
     /// Ends the innermost scope of all threads and returns its counters. They count for the scope

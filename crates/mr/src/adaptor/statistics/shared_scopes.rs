@@ -25,10 +25,12 @@ impl SharedScopes {
         &self.innermost
     }
 
-    /// Opens a scope. Not for the child of a fork.
-    pub(super) fn push(&self) {
+    /// Opens a scope, and returns the counters of what is around it. Not for the child of a fork.
+    pub(super) fn push(&self) -> Counters {
         let mut before = self.before.lock();
-        before.push(self.innermost.exchange(std::mem::take));
+        let around = self.innermost.exchange(std::mem::take);
+        before.push(around);
+        around
     }
 
     /// Ends the innermost scope, and adds its counters to what is around it. Not for the child of a fork.
