@@ -11,6 +11,7 @@
 //! | `detached` | ends that run without the interpreter |
 //! | `stream` | streams, of this package and of others |
 //! | `resource`, `callback` | memory resources; those that call functions of Python |
+//! | `counters` | what a resource has counted |
 //! | `current` | the current resource of each device |
 //! | `buffer` | a block of device memory |
 //! | `host_memory` | a block of page-locked memory, and the pool of all |
@@ -22,6 +23,7 @@ extern crate aquifer_capi as _;
 
 mod buffer;
 mod callback;
+mod counters;
 mod current;
 mod detached;
 mod device;
@@ -60,6 +62,7 @@ fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(current::get_per_device_resource, module)?)?;
     module.add_function(wrap_pyfunction!(current::set_per_device_resource, module)?)?;
     module.add_function(wrap_pyfunction!(current::_devices_with_resource, module)?)?;
+    module.add_function(wrap_pyfunction!(resource::_flush_logs, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::copy_ptr_to_host, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::copy_host_to_ptr, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::copy_device_to_ptr, module)?)?;
