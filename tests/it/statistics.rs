@@ -248,7 +248,7 @@ fn a_shared_scope_counts_all_threads() {
 
     let before = take(&counted, &stream);
     counted.push_counters().unwrap();
-    counted.push_shared_counters().unwrap();
+    assert_eq!(units(counted.push_shared_counters().unwrap()), [1, 1, 1]);
     assert_eq!(units(counted.shared_scope_counters().unwrap()), [0, 0, 0]);
     let first = take(&counted, &stream);
     // Another thread's scope is inside of this one's.
