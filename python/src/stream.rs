@@ -74,9 +74,10 @@ impl Drop for Opened {
 
 static FOREIGN: LazyLock<Mutex<HashMap<usize, Arc<Opened>>>> = LazyLock::new(Mutex::default);
 
-/// The open stream of PyTorch's objects with a handle.
-static OF_PYTORCH: LazyLock<Mutex<HashMap<(i32, u64), Weak<Opened>>>> =
-    LazyLock::new(Mutex::default);
+/// Open streams by their device's number and their handle.
+type ByHandle = HashMap<(i32, u64), Weak<Opened>>;
+
+static OF_PYTORCH: LazyLock<Mutex<ByHandle>> = LazyLock::new(Mutex::default);
 
 /// The legacy default stream of each device.
 static DEFAULTS: LazyLock<Mutex<HashMap<i32, Arc<Opened>>>> = LazyLock::new(Mutex::default);
