@@ -137,7 +137,7 @@ pub mod mr {
         LocalDeviceResource, LogFormat, LoggingAdaptor, LoggingOptions, ManagedAlloc,
         ManagedOptions, ManagedResource, Misuse, MisuseKind, OnStream, PolymorphicAllocator,
         PrefetchAdaptor, StatisticsAdaptor, SystemOptions, SystemResource, ThreadSafeAdaptor,
-        TracedAdaptor, TrackingAdaptor, TrackingOptions,
+        TracedAdaptor, TrackingAdaptor, TrackingOptions, flush_logs,
     };
     pub use aquifer_nccl::NcclResource;
     pub use aquifer_plug::{ResourceStack, StackText, StackTextError};

@@ -15,9 +15,10 @@ libraries are in a module for each: ``aquifer.numba``, ``aquifer.cupy``, ``aquif
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from aquifer import mr, pinned, statistics
+from aquifer import _multiprocessing, mr, pinned, statistics
 from aquifer._aquifer import (
     AllocationError,
     DeviceBuffer,
@@ -52,7 +53,7 @@ from aquifer._reinitialize import (
     reinitialize,
     unregister_reinitialize_hook,
 )
-from aquifer._set_allocators import set_allocators
+from aquifer._set_allocators import has_library, set_allocators
 from aquifer._sleep import Sleep, sleep, tag, wake
 from aquifer._stream_pool import CudaStreamFlags, CudaStreamPool
 from aquifer.mr import disable_logging, enable_logging, get_log_filenames
@@ -131,21 +132,36 @@ _LAZY = {
 }
 
 
-#: Modules that import another library.
-_LAZY_MODULES = ("cuda_core", "cupy", "numba", "torch")
+#: Modules that import another library, and what to install for each.
+_LAZY_MODULES = {
+    "cuda_core": "pip install cuda-core",
+    "cupy": "pip install cupy-cuda13x",
+    "numba": "pip install numba-cuda",
+    "torch": "install PyTorch with CUDA",
+}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _LAZY_MODULES:
-            return importlib.import_module(f"aquifer.{name}")
-        if name not in _LAZY:
+        if name not in _LAZY and name not in _LAZY_MODULES:
             raise AttributeError(f"module 'aquifer' has no attribute {name!r}")
-        module, attribute = _LAZY[name]
-        return getattr(importlib.import_module(module), attribute)
+        module, attribute = _LAZY.get(name, (f"aquifer.{name}", None))
+        try:
+            imported = importlib.import_module(module)
+        except ImportError as error:
+            # `from aquifer import` would drop the text of an AttributeError.
+            if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+                raise
+            install = _LAZY_MODULES[module.removeprefix("aquifer.")]
+            raise AttributeError(
+                f"module 'aquifer' has no {name!r} without its library: {error} ({install})"
+            ) from error
+        return imported if attribute is None else getattr(imported, attribute)
 
     def __dir__() -> list[str]:
-        return sorted({*__all__, *_LAZY, *_LAZY_MODULES, "numpy"} - {"_numba_memory_manager"})
+        there = {name for name in _LAZY_MODULES if has_library(name)}
+        lazy = {name for name, (module, _) in _LAZY.items() if module.removeprefix("aquifer.") in there}
+        return sorted({*__all__, *lazy, *there, "numpy"} - {"_numba_memory_manager"})
 
 
 def use(text: str) -> mr.DeviceMemoryResource:
@@ -185,3 +201,6 @@ def to_device(
     if stream is None:
         return DeviceBuffer._of_array(b, mr=mr)
     return DeviceBuffer._of_array(b, stream, mr)
+
+
+_multiprocessing.prepare()

@@ -7,6 +7,8 @@ import numpy
 from numpy.typing import NDArray
 from typing_extensions import Buffer, CapsuleType, NotRequired, Self, disjoint_base
 
+from aquifer._statistics import Statistics
+
 __all__ = [
     "AllocationError",
     "DeviceBuffer",
@@ -18,6 +20,7 @@ __all__ = [
     "__version__",
     "_choose_device",
     "_devices_with_resource",
+    "_flush_logs",
     "_logging_level",
     "_set_logging_level",
     "copy_device_to_ptr",
@@ -185,8 +188,29 @@ class DeviceMemoryResource:
     ) -> None: ...
     def _build_pool_view(self, handle: int) -> None: ...
     def _upstreams(self) -> list[DeviceMemoryResource]: ...
+    @property
+    def allocation_counts(self) -> Statistics:
+        """What the outermost ``statistics`` has counted: the innermost scope's of the process, or all.
+
+        :class:`AttributeError` of a stack without ``statistics``, as of the next two methods."""
+
+    def push_counters(self) -> Statistics:
+        """Opens a scope, in which the calls of all threads count from zero, and returns the counters before."""
+
+    def pop_counters(self) -> Statistics:
+        """Ends the innermost scope of the process, and returns its counters. :class:`ValueError` without one."""
+
+    def get_allocated_bytes(self) -> int:
+        """The bytes in use, of the outermost ``tracking``, or else ``limiting``."""
+
+    def get_allocation_limit(self) -> int:
+        """The limit of the outermost ``limiting``."""
+
+    def get_outstanding_allocations_str(self) -> str:
+        """The blocks in use of the outermost ``tracking``, a line each. Empty without any."""
+
     def _counters(self) -> tuple[int, int, int, int, int, int] | None: ...
-    def _push_counters(self) -> None: ...
+    def _push_counters(self) -> tuple[int, int, int, int, int, int] | None: ...
     def _pop_counters(self) -> tuple[int, int, int, int, int, int] | None: ...
     def _tracked(self) -> tuple[str, int] | None: ...
     def _limited(self) -> tuple[int, int] | None: ...
@@ -244,8 +268,10 @@ class DeviceBuffer:
 
     @property
     def stream(self) -> Stream:
-        """The stream in whose order the memory is freed."""
+        """The stream in whose order the memory is freed. Another one comes after all use so far."""
 
+    @stream.setter
+    def stream(self, stream: _AnyStream | None) -> None: ...
     @property
     def mr(self) -> DeviceMemoryResource | None:
         """The resource that the memory came from. None of another library's memory."""
@@ -307,7 +333,7 @@ class DeviceBuffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """The memory for another library, by DLPack: an array of bytes."""
+        """The memory for another library, by DLPack: an array of bytes. For the host, ``dl_device=(1, 0)``, a copy."""
 
 @final
 class HostMemory:
@@ -370,3 +396,4 @@ def _logging_level() -> int: ...
 def _set_logging_level(level: int) -> None: ...
 def _choose_device(number: int | None) -> int | None: ...
 def _devices_with_resource() -> list[int]: ...
+def _flush_logs() -> None: ...

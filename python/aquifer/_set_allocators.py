@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from importlib.machinery import PathFinder
 
 _SETTERS = {
     "cupy": ("aquifer.cupy", "set_allocator"),
@@ -12,14 +13,22 @@ _SETTERS = {
 }
 
 
-def _is_there(library: str) -> bool:
-    # Numba's CUDA is a distribution of its own.
-    name = "numba_cuda" if library == "numba" else library
+def has_library(library: str) -> bool:
+    """Whether a library is installed. It is not imported."""
+    # Numba's CUDA is a distribution of its own. Of `cuda.core` the first name is several distributions'.
+    name, _, inner = {"numba": "numba_cuda", "cuda_core": "cuda.core"}.get(library, library).partition(".")
     try:
-        found = importlib.util.find_spec(name) is not None
+        found = importlib.util.find_spec(name)
     except ValueError:
         # A module that has no spec, and is imported.
-        found = True
+        return True
+    if found is not None and inner:
+        found = PathFinder.find_spec(f"{name}.{inner}", found.submodule_search_locations)
+    return found is not None
+
+
+def _is_there(library: str) -> bool:
+    found = has_library(library)
     if found and library == "torch":
         # One without CUDA has no allocator to set.
         return bool(importlib.import_module("torch").backends.cuda.is_built())

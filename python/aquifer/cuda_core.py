@@ -30,6 +30,10 @@ def _stream_of(stream: Any) -> Any:
     return stream.stream if isinstance(stream, GraphBuilder) else stream
 
 
+def _is_per_thread(stream: Any) -> bool:
+    return isinstance(stream, Stream) and stream.__cuda_stream__()[1] == _PER_THREAD
+
+
 class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
     """Device memory of a resource, by default the current one of the device at each allocation."""
 
@@ -47,13 +51,15 @@ class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
             raise TypeError(f"a stream of cuda.core was expected, and a {type(own).__qualname__} was given")
         with device_current(self._device_id):
             resource = self._resource()
-            address = resource.allocate(size) if own is None else resource.allocate(size, own)
+            # Later work of a thread's default stream comes after that of the legacy one.
+            is_default = own is None or _is_per_thread(own)
+            address = resource.allocate(size) if is_default else resource.allocate(size, own)
             return Buffer.from_handle(address, size, mr=self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
         """Frees in the order of a stream."""
         stream = _stream_of(stream)
-        if isinstance(stream, Stream) and stream.__cuda_stream__()[1] == _PER_THREAD:
+        if _is_per_thread(stream):
             # The legacy default stream, which comes after those of all threads.
             stream = None
         with device_current(self._device_id):

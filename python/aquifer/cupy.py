@@ -20,15 +20,30 @@ from cupy.cuda.pinned_memory import PinnedMemory, PinnedMemoryPointer
 
 from aquifer import _aquifer
 from aquifer._aquifer import DeviceBuffer
+from aquifer._on_gpu import require_gpu
 
 __all__ = ["cupy_allocator", "cupy_pinned_allocator", "set_allocator"]
 
+#: The handle of the calling thread's default stream.
+_PER_THREAD = 2
+
 
 def cupy_allocator(nbytes: int) -> Any:
-    """Device memory for CuPy, of the current resource, on CuPy's current stream."""
+    """Device memory for CuPy, of the current resource, on CuPy's current stream.
+
+    Memory on the per-thread default stream is handed out again after all work that the device had by its end. On the
+    simulated device there is none: an :class:`aquifer.Error`.
+    """
+    require_gpu("CuPy")
     stream = get_current_stream()
-    # The default stream is known without its object.
-    buffer = DeviceBuffer(size=nbytes, stream=stream) if stream.ptr else DeviceBuffer(size=nbytes)
+    if not stream.ptr:
+        # The default stream is known without its object.
+        buffer = DeviceBuffer(size=nbytes)
+    elif stream.ptr == _PER_THREAD:
+        # Allocated on the legacy default stream, whose work comes before later work of all threads' default streams.
+        buffer = DeviceBuffer._for_any_stream(nbytes)
+    else:
+        buffer = DeviceBuffer(size=nbytes, stream=stream)
     memory = UnownedMemory(buffer.ptr, nbytes, buffer, get_device_id())
     return MemoryPointer(memory, 0)
 

@@ -29,7 +29,6 @@ from aquifer._aquifer import (
     get_per_device_resource,
     set_per_device_resource,
 )
-from aquifer._statistics import Statistics
 
 __all__ = [
     "AlignedResourceAdaptor",
@@ -370,10 +369,6 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
         """The bytes in use."""
         return _of(self._limited())[0]
 
-    def get_allocation_limit(self) -> int:
-        """The limit."""
-        return _of(self._limited())[1]
-
 
 class LoggingResourceAdaptor(UpstreamResourceAdaptor):
     """Writes a row of CSV for each allocation and free, as RMM's does, to ``NAME.devN.EXTENSION`` for device N.
@@ -395,25 +390,14 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
 
 
 class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
-    """Counts bytes and blocks: now, at most, and in all."""
+    """Counts bytes and blocks: now, at most, and in all.
+
+    ``allocation_counts`` has the counters. ``push_counters`` opens a scope of the process, in which the calls of all threads
+    count from zero, and ``pop_counters`` ends the innermost one, whichever thread opened it.
+    """
 
     def __init__(self, upstream_mr: DeviceMemoryResource) -> None:
         self._build_over(upstream_mr, "statistics")
-
-    @property
-    def allocation_counts(self) -> Statistics:
-        """The counters of the scope that the calling thread has open, or of all threads."""
-        return Statistics(*_of(self._counters()))
-
-    def push_counters(self) -> Statistics:
-        """Opens a scope of the calling thread, which counts its calls from zero, and returns the counters before."""
-        before = self.allocation_counts
-        self._push_counters()
-        return before
-
-    def pop_counters(self) -> Statistics:
-        """Ends the calling thread's innermost scope, and returns its counters. :class:`ValueError` without one."""
-        return Statistics(*_of(self._pop_counters()))
 
 
 class TrackingResourceAdaptor(UpstreamResourceAdaptor):
@@ -421,15 +405,6 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
 
     def __init__(self, upstream_mr: DeviceMemoryResource, capture_stacks: bool = False) -> None:
         self._build_over(upstream_mr, _text("tracking", capture_backtraces=True if capture_stacks else None))
-
-    def get_allocated_bytes(self) -> int:
-        """The bytes in use."""
-        return _of(self._tracked())[1]
-
-    def get_outstanding_allocations_str(self) -> str:
-        """The blocks in use, a line each. Empty without any."""
-        report, allocated = _of(self._tracked())
-        return report if allocated else ""
 
     def log_outstanding_allocations(self) -> None:
         """Writes the blocks in use to the log of the package's name, of :mod:`logging`."""

@@ -23,6 +23,7 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 
 from aquifer import _aquifer
 from aquifer._aquifer import DeviceBuffer
+from aquifer._on_gpu import require_gpu
 
 __all__ = ["AquiferNumbaManager", "set_memory_manager"]
 
@@ -53,7 +54,11 @@ class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type
             self.deallocations.memory_capacity = self.get_memory_info().total
 
     def memalloc(self, size: int) -> Any:
-        """Device memory, in a ``MemoryPointer``. ``CudaAPIError``, which is a ``MemoryError`` too, where there is none."""
+        """Device memory, in a ``MemoryPointer``. ``CudaAPIError``, which is a ``MemoryError`` too, where there is none.
+
+        An :class:`aquifer.Error` on the simulated device.
+        """
+        require_gpu("Numba")
         try:
             buffer = DeviceBuffer._for_any_stream(size)
         except MemoryError as error:

@@ -13,6 +13,7 @@ Copies between such an array and a device run at the full speed of the bus, and 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 
 from aquifer import _aquifer
@@ -26,6 +27,35 @@ SMALLEST = 64 * 1024
 ZEROS_FROM = 64 * 1024 * 1024
 
 
+class _Block:
+    """The handler of a ``with``, and what was there before."""
+
+    __slots__ = ("__weakref__", "before", "handler", "is_over", "outer")
+
+    def __init__(self, smallest: int, zeros_from: int) -> None:
+        self.handler = _aquifer.numpy_data_handler(smallest, zeros_from)
+        self.before = _aquifer.numpy_set_handler(self.handler)
+        #: The block whose handler was there before, as long as it is known.
+        self.outer = _BLOCKS.get(id(self.before))
+        #: It ended while a later one's handler was there.
+        self.is_over = False
+        _BLOCKS[id(self.handler)] = self
+
+    def end(self) -> None:
+        """Restores what was there before. Under a later block's handler it leaves that to the end of the later one."""
+        found, outer = self.before, self.outer
+        while outer is not None and outer.is_over:
+            found, outer = outer.before, outer.outer
+        current = _aquifer.numpy_set_handler(found)
+        if current is not self.handler:
+            _aquifer.numpy_set_handler(current)
+            self.is_over = True
+
+
+#: The blocks by their handlers, of which each is an object of its own.
+_BLOCKS: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
+
+
 @contextlib.contextmanager
 def numpy_handler(*, smallest: int = SMALLEST, zeros_from: int = ZEROS_FROM) -> Iterator[None]:
     """Makes arrays of ``smallest`` bytes and more in page-locked memory, inside of a ``with``.
@@ -33,15 +63,15 @@ def numpy_handler(*, smallest: int = SMALLEST, zeros_from: int = ZEROS_FROM) -> 
     Arrays of ``numpy.zeros`` with ``zeros_from`` bytes and more stay pageable: page-locked memory is there in full from
     the start, however little of it is touched.
     Arrays stay valid after its end, and free their memory where it came from. It is the context's, as NumPy's handlers are:
-    an asyncio task begins with its parent's, a new thread with NumPy's own. Where page-locked memory is at its end, NumPy
-    raises :class:`MemoryError`. A process that was forked from one with a device has no page-locked memory: new arrays are
-    NumPy's own there.
+    an asyncio task begins with its parent's, a new thread with NumPy's own. Blocks of one context may end in any order, as
+    those of generators do. Where page-locked memory is at its end, NumPy raises :class:`MemoryError`. A process that was
+    forked from one with a device has no page-locked memory: new arrays are NumPy's own there.
     """
-    before = _aquifer.numpy_set_handler(_aquifer.numpy_data_handler(smallest, zeros_from))
+    block = _Block(smallest, zeros_from)
     try:
         yield
     finally:
-        _aquifer.numpy_set_handler(before)
+        block.end()
 
 
 def page_locked_arrays() -> tuple[int, int]:

@@ -7,7 +7,7 @@
 ...     get_statistics().current_bytes
 1024
 
-Counters of a scope are the thread's that opened it: what other threads allocate meanwhile is not in them.
+Scopes are the process's, as RMM's are: they count the calls of all threads, and those of several threads are one stack.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from aquifer import mr as _mr
 from aquifer._statistics import Statistics
+from aquifer._steps import counted_by_steps
 
 __all__ = [
     "ProfilerContext",
@@ -41,9 +42,12 @@ __all__ = [
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _counters() -> Statistics | None:
-    counters = _mr.get_current_device_resource()._counters()
+def _made(counters: tuple[int, int, int, int, int, int] | None) -> Statistics | None:
     return None if counters is None else Statistics(*counters)
+
+
+def _counters() -> Statistics | None:
+    return _made(_mr.get_current_device_resource()._counters())
 
 
 def enable_statistics() -> None:
@@ -60,21 +64,17 @@ def get_statistics() -> Statistics | None:
 
 def push_statistics() -> Statistics | None:
     """Opens a scope, and returns what was counted before. None, and nothing, where nothing is counted."""
-    before = _counters()
-    if before is not None:
-        _mr.get_current_device_resource()._push_counters()
-    return before
+    return _made(_mr.get_current_device_resource()._push_counters())
 
 
 def pop_statistics() -> Statistics | None:
     """Ends the innermost scope, and returns what it counted. None, and nothing, where nothing is counted."""
-    popped = _mr.get_current_device_resource()._pop_counters()
-    return None if popped is None else Statistics(*popped)
+    return _made(_mr.get_current_device_resource()._pop_counters())
 
 
 @contextlib.contextmanager
 def statistics() -> Iterator[None]:
-    """Counts inside of a ``with``: in a scope where the current resource is counted already.
+    """Counts all threads inside of a ``with``: in a scope where the current resource is counted already.
 
     :class:`ValueError` at its end if another resource is current then.
     """
@@ -175,6 +175,9 @@ class ProfilerContext:
 
     def __call__(self, function: _Function) -> _Function:
         name = self._name or _name_of(function)
+        of_steps = counted_by_steps(function, functools.partial(self._records.add, name))
+        if of_steps is not None:
+            return of_steps
 
         @functools.wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -201,5 +204,9 @@ class ProfilerContext:
 
 
 def profiler(*, records: ProfilerRecords = default_profiler_records, name: str = "") -> ProfilerContext:
-    """Counts a function (as a decorator) or a block (in a ``with``, by a name), where the current resource is counted."""
+    """Counts a function (as a decorator) or a block (in a ``with``, by a name), where the current resource is counted.
+
+    Of a generator, an ``async`` function and an ``async`` generator it counts while the body runs, and not what happens
+    between a ``yield`` or an ``await`` and the next step. Each is one call, which is added at its end.
+    """
     return ProfilerContext(records, name)

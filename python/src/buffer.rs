@@ -406,6 +406,13 @@ impl DeviceBuffer {
         Stream::new_of(self.state.stream())
     }
 
+    /// Has the memory be used and freed in another stream's order, after all use of it so far. None is the default stream.
+    #[setter(stream)]
+    fn set_stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let opened = Opened::of_argument(py, stream)?;
+        Ok(self.move_to_opened(py, opened)?)
+    }
+
     /// The resource that the memory came from. None of another library's memory.
     #[getter]
     fn mr(&self, py: Python<'_>) -> Option<Py<DeviceMemoryResource>> {
@@ -625,7 +632,8 @@ impl DeviceBuffer {
         (crate::dlpack::CUDA, self.state.ordinal())
     }
 
-    /// The memory for another library, by DLPack: an array of bytes. The library's stream comes after this buffer's.
+    /// The memory for another library, by DLPack: an array of bytes. The library's stream comes after this buffer's. For the
+    /// host, `dl_device=(1, 0)`, it is a copy.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -636,13 +644,28 @@ impl DeviceBuffer {
         #[pyo3(from_py_with = argument)] copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let device = self.__dlpack_device__();
-        if dl_device.is_some_and(|wanted| wanted != device) {
-            let message = "memory of another device was asked of a buffer (copy it there)";
-            return Err(PyBufferError::new_err(message));
+        let is_copied = copy == Some(true);
+        match dl_device.filter(|wanted| *wanted != device) {
+            None => {
+                let copied = if is_copied { Some(self.copy(py)?.state.clone()) } else { None };
+                let state = copied.unwrap_or_else(|| self.state.clone());
+                Ok(crate::dlpack::export(py, state, stream, max_version, is_copied)?)
+            }
+            Some(crate::dlpack::HOST) if copy != Some(false) => {
+                let mut bytes = vec![0; self.size()];
+                detach(py, || self.state.with(|memory| memory.copy_to_slice(&mut bytes)))?;
+                Ok(crate::dlpack::export_host(py, bytes, max_version)?)
+            }
+            Some(crate::dlpack::HOST) => {
+                let message =
+                    "the host's memory was asked of a buffer without a copy (leave copy out)";
+                Err(PyBufferError::new_err(message))
+            }
+            Some(_) => {
+                let message = "memory of another device was asked of a buffer (copy it there)";
+                Err(PyBufferError::new_err(message))
+            }
         }
-        let source =
-            if copy == Some(true) { self.copy(py)?.state.clone() } else { self.state.clone() };
-        Ok(crate::dlpack::export(py, source, stream, max_version)?)
     }
 
     fn __repr__(&self) -> String {
@@ -726,7 +749,10 @@ impl DeviceBuffer {
     /// Has the memory be a stream's from now on, if one is named.
     fn move_to(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> Result<()> {
         let Some(stream) = stream.filter(|stream| !stream.is_none()) else { return Ok(()) };
-        let opened = Opened::of_argument(py, Some(stream))?;
+        self.move_to_opened(py, Opened::of_argument(py, Some(stream))?)
+    }
+
+    fn move_to_opened(&self, py: Python<'_>, opened: Arc<Opened>) -> Result<()> {
         detach(py, || self.state.with(|memory| memory.set_stream(opened.stream())))?;
         let before = std::mem::replace(&mut *self.state.stream.lock(), opened);
         // Not under the lock: the drop may run code of Python.

@@ -8,10 +8,13 @@ use aquifer_rs::{
     Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result,
     mr::{CallbackResource, Failure, FailureCallbackAdaptor, ResourceId},
 };
+use parking_lot::Mutex;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyRuntimeError, PySystemExit};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const AT_EXIT: &str = "a function of Python was to be called, whose interpreter is ending";
 
@@ -53,26 +56,77 @@ fn error_of(py: Python<'_>, raised: PyErr) -> Error {
     Error::new(ErrorKind::Unsupported, what).with_cause(shown)
 }
 
+/// The functions of a resource. Its object shows them to the collector of garbage, as they may refer to the object.
+///
+/// The closures of the resource have them, too, and may outlive the object, as the memory that was allocated by its address.
+/// So they are not shown while a block is in use. Attached threads alone change what is here.
+pub(crate) struct Functions {
+    /// Empty when the collector has taken them.
+    functions: Mutex<Vec<Attached<PyAny>>>,
+    /// Blocks that were allocated and not freed.
+    blocks: AtomicUsize,
+}
+
+impl Functions {
+    pub(crate) fn new(functions: impl IntoIterator<Item = Py<PyAny>>) -> Arc<Self> {
+        let functions = Mutex::new(functions.into_iter().map(Attached::new).collect());
+        Arc::new(Self { functions, blocks: AtomicUsize::new(0) })
+    }
+
+    fn get(&self, py: Python<'_>, number: usize) -> PyResult<Py<PyAny>> {
+        let found = self.functions.lock().get(number).map(|function| function.clone_ref(py));
+        found.ok_or_else(|| {
+            PyRuntimeError::new_err(
+                "the functions of the resource were collected as garbage, with its object",
+            )
+        })
+    }
+
+    fn are_shown(&self) -> bool {
+        self.blocks.load(Ordering::Relaxed) == 0
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
+        match self.functions.try_lock() {
+            Some(functions) if self.are_shown() => {
+                functions.iter().try_for_each(|function| visit.call(&**function))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets go of them, if the collector was shown them.
+    pub(crate) fn clear(&self) {
+        if self.are_shown() {
+            let functions = std::mem::take(&mut *self.functions.lock());
+            // Not under the lock: the drop may run code of Python.
+            drop(functions);
+        }
+    }
+}
+
 /// A resource by two functions, as RMM's `CallbackMemoryResource`: `allocate(nbytes, stream)` returns an address,
 /// `deallocate(ptr, nbytes, stream)` frees it.
-pub(crate) fn resource(
-    device: &Device,
-    allocate: Py<PyAny>,
-    deallocate: Py<PyAny>,
-) -> CallbackResource {
-    let (allocate, deallocate) = (Attached::new(allocate), Attached::new(deallocate));
+pub(crate) fn resource(device: &Device, functions: Arc<Functions>) -> CallbackResource {
+    let of_frees = functions.clone();
     let allocated = move |stream: &aquifer_rs::Stream, layout: aquifer_rs::DeviceLayout| {
         let bytes = layout.bytes();
         let call = |py: Python<'_>| {
             let _pending = Pending::take(py);
             let stream = Stream::new_of(Opened::of(stream.clone()));
-            let called = embedded::in_callback(|| allocate.call1(py, (bytes, stream)));
+            let called = functions
+                .get(py, 0)
+                .and_then(|allocate| embedded::in_callback(|| allocate.call1(py, (bytes, stream))));
             let called = called.and_then(|it| it.extract::<u64>(py));
+            if called.is_ok() {
+                functions.blocks.fetch_add(1, Ordering::Relaxed);
+            }
             called.map_err(|raised| error_of(py, raised))
         };
         let address =
             try_attach(call).unwrap_or_else(|| Err(Error::new(ErrorKind::Unsupported, AT_EXIT)))?;
         if address == 0 || !address.is_multiple_of(layout.alignment() as u64) {
+            functions.blocks.fetch_sub(1, Ordering::Relaxed);
             let what = format!(
                 "a callback returned {address:#x}, where memory at a multiple of {} was asked",
                 layout.alignment()
@@ -87,9 +141,17 @@ pub(crate) fn resource(
             let _pending = Pending::take(py);
             let stream = Stream::new_of(Opened::of(stream.clone()));
             let arguments = (block.address(), block.bytes(), stream);
-            if let Err(raised) = embedded::in_callback(|| deallocate.call1(py, arguments)) {
-                raised.write_unraisable(py, Some(deallocate.bind(py)));
+            match of_frees.get(py, 1) {
+                Ok(deallocate) => {
+                    let called = embedded::in_callback(|| deallocate.call1(py, arguments));
+                    if let Err(raised) = called {
+                        raised.write_unraisable(py, Some(deallocate.bind(py)));
+                    }
+                }
+                Err(raised) => raised.write_unraisable(py, None),
             }
+            // Last: until here the functions are in use.
+            of_frees.blocks.fetch_sub(1, Ordering::Relaxed);
         });
     };
     // SAFETY: the functions hand out device memory that stays valid until it is given back: the contract of the Python
@@ -139,13 +201,13 @@ unsafe impl DeviceResource for OnFailure {
 /// A resource that asks a function of Python whether to try again: `callback(nbytes)` returns a bool.
 pub(crate) fn on_failure(
     upstream: Arc<dyn DeviceResource>,
-    callback: Py<PyAny>,
+    functions: Arc<Functions>,
 ) -> impl DeviceResource + 'static {
-    let callback = Attached::new(callback);
     OnFailure(FailureCallbackAdaptor::new(upstream, move |failure: &Failure<'_>| {
         let call = |py: Python<'_>| {
             let _pending = Pending::take(py);
-            let called = callback.call1(py, (failure.layout().bytes(),));
+            let bytes = failure.layout().bytes();
+            let called = functions.get(py, 0).and_then(|callback| callback.call1(py, (bytes,)));
             let retry = called.and_then(|it| it.bind(py).is_truthy());
             retry.unwrap_or_else(|raised| {
                 RAISED.set(Some(raised));

@@ -15,6 +15,12 @@ use std::sync::Arc;
 /// `kDLCUDA`.
 pub(crate) const CUDA: i32 = 2;
 
+/// `kDLCPU`, and its only device.
+pub(crate) const HOST: (i32, i32) = (1, 0);
+
+/// `DLPACK_FLAG_BITMASK_IS_COPIED`.
+const IS_COPIED: u64 = 2;
+
 /// The version of `ManagedVersioned`.
 const MAJOR: u32 = 1;
 
@@ -58,16 +64,17 @@ struct ManagedVersioned {
 
 /// What a consumer keeps of a buffer.
 struct Exported {
-    _state: Arc<State>,
+    /// The buffer's state, or a copy.
+    _memory: Box<dyn Send>,
     shape: [i64; 1],
     strides: [i64; 1],
 }
 
 impl Exported {
-    fn tensor(&mut self, address: u64, device: i32) -> Tensor {
+    fn tensor(&mut self, address: u64, (device_type, device): (i32, i32)) -> Tensor {
         Tensor {
             data: std::ptr::with_exposed_provenance_mut(address as usize),
-            device_type: CUDA,
+            device_type,
             device,
             dimensions: 1,
             type_code: 1,
@@ -168,17 +175,42 @@ pub(crate) fn export<'py>(
     state: Arc<State>,
     stream: Option<i64>,
     max_version: Option<(u32, u32)>,
+    is_copied: bool,
 ) -> Result<Bound<'py, PyAny>> {
     state.require_awake()?;
-    let (opened, device) = (state.stream(), state.ordinal());
+    let (opened, device) = (state.stream(), (CUDA, state.ordinal()));
     order_consumer(py, &opened, stream)?;
     state.set_exported();
     let (address, bytes) = state.parts_to_keep(py)?;
-    let mut exported = Box::new(Exported { _state: state, shape: [bytes as i64], strides: [1] });
+    let exported = Exported { _memory: Box::new(state), shape: [bytes as i64], strides: [1] };
+    capsule_of(py, exported, address, device, max_version, is_copied)
+}
+
+/// A capsule of a copy in the host's memory.
+pub(crate) fn export_host<'py>(
+    py: Python<'py>,
+    mut bytes: Vec<u8>,
+    max_version: Option<(u32, u32)>,
+) -> Result<Bound<'py, PyAny>> {
+    let address = if bytes.is_empty() { 0 } else { bytes.as_mut_ptr().expose_provenance() as u64 };
+    let shape = [bytes.len() as i64];
+    let exported = Exported { _memory: Box::new(bytes), shape, strides: [1] };
+    capsule_of(py, exported, address, HOST, max_version, true)
+}
+
+fn capsule_of(
+    py: Python<'_>,
+    exported: Exported,
+    address: u64,
+    device: (i32, i32),
+    max_version: Option<(u32, u32)>,
+    is_copied: bool,
+) -> Result<Bound<'_, PyAny>> {
+    let mut exported = Box::new(exported);
     let tensor = exported.tensor(address, device);
     let context = Box::into_raw(exported).cast();
     if max_version.is_some_and(|(major, _)| major >= MAJOR) {
-        let (major, minor, flags) = (MAJOR, 0, 0);
+        let (major, minor, flags) = (MAJOR, 0, if is_copied { IS_COPIED } else { 0 });
         let deleter = Some(delete as unsafe extern "C" fn(*mut ManagedVersioned));
         return capsule(py, ManagedVersioned { major, minor, context, deleter, flags, tensor });
     }

@@ -12,6 +12,7 @@
 //! | `detached` | ends that run without the interpreter |
 //! | `stream` | streams, of this package and of others |
 //! | `resource`, `callback` | memory resources; those that call functions of Python |
+//! | `counters` | what a resource has counted |
 //! | `current` | the current resource of each device |
 //! | `buffer` | a block of device memory |
 //! | `host_memory` | a block of page-locked memory, and the pool of all |
@@ -23,6 +24,7 @@ extern crate aquifer_capi as _;
 
 mod buffer;
 mod callback;
+mod counters;
 mod current;
 mod debug_log;
 mod detached;
@@ -72,6 +74,7 @@ fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(current::get_per_device_resource, module)?)?;
     module.add_function(wrap_pyfunction!(current::set_per_device_resource, module)?)?;
     module.add_function(wrap_pyfunction!(current::_devices_with_resource, module)?)?;
+    module.add_function(wrap_pyfunction!(resource::_flush_logs, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::copy_ptr_to_host, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::copy_host_to_ptr, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::copy_device_to_ptr, module)?)?;

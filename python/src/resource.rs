@@ -1,6 +1,7 @@
 //! Memory resources: stacks of the crate's, around which `aquifer.mr` has a class for each of RMM's.
 
-use crate::callback;
+use crate::callback::{self, Functions};
+use crate::counters::{self, CounterValues};
 use crate::detached::Detached;
 use crate::device::{current_ordinal, device};
 use crate::error::{Raised, Result, python_cause};
@@ -9,11 +10,11 @@ use crate::stream::{Given, Opened};
 use aquifer_capi::embedded::{self, Callbacks, OwnStack};
 use aquifer_rs::{
     DeviceResource, Error,
-    mr::{AsyncResource, BinningResource, Counters, Keep, ResourceStack, StackText},
+    mr::{AsyncResource, BinningResource, Keep, ResourceStack, StackText, flush_logs},
 };
 use parking_lot::Mutex;
-use pyo3::exceptions::PyRuntimeError;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyAttributeError, PyRuntimeError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use std::path::PathBuf;
@@ -30,6 +31,8 @@ pub(crate) struct DeviceMemoryResource {
 pub(crate) struct Built {
     native: Detached<Native>,
     has_callbacks: bool,
+    /// Of a resource that calls functions of Python itself.
+    functions: Option<Arc<Functions>>,
     /// Dropped after the resources over them.
     upstreams: Vec<Py<PyAny>>,
 }
@@ -43,7 +46,16 @@ struct Native {
 impl Built {
     fn new(resources: ResourceStack, has_callbacks: bool, upstreams: Vec<Py<PyAny>>) -> Self {
         let native = Detached::new(Native { resources, stack: OnceLock::new() });
-        Self { native, has_callbacks, upstreams }
+        Self { native, has_callbacks, functions: None, upstreams }
+    }
+
+    /// Of a resource that calls these.
+    fn with_functions(
+        resources: ResourceStack,
+        functions: Arc<Functions>,
+        upstreams: Vec<Py<PyAny>>,
+    ) -> Self {
+        Self { functions: Some(functions), ..Self::new(resources, true, upstreams) }
     }
 
     pub(crate) fn stack(&self) -> Result<&OwnStack> {
@@ -72,7 +84,7 @@ impl DeviceMemoryResource {
     pub(crate) fn of(stack: OwnStack) -> Self {
         let (resources, has_callbacks) = (stack.resources().clone(), stack.has_callbacks());
         let native = Detached::new(Native { resources, stack: OnceLock::from(stack) });
-        let built = Built { native, has_callbacks, upstreams: Vec::new() };
+        let built = Built { native, has_callbacks, functions: None, upstreams: Vec::new() };
         Self { built: Mutex::new(Some(Arc::new(built))) }
     }
 
@@ -133,8 +145,10 @@ impl DeviceMemoryResource {
         allocate: Py<PyAny>,
         deallocate: Py<PyAny>,
     ) -> PyResult<()> {
-        let resource = callback::resource(&device(py, current_ordinal())?, allocate, deallocate);
-        self.set(Built::new(ResourceStack::compose(resource, &[]), true, Vec::new()));
+        let functions = Functions::new([allocate, deallocate]);
+        let resource = callback::resource(&device(py, current_ordinal())?, functions.clone());
+        let resources = ResourceStack::compose(resource, &[]);
+        self.set(Built::with_functions(resources, functions, Vec::new()));
         Ok(())
     }
 
@@ -145,9 +159,12 @@ impl DeviceMemoryResource {
         callback: Py<PyAny>,
     ) -> PyResult<()> {
         let below = upstream.get().built()?;
-        let resource = callback::on_failure(below.resources().resource().clone(), callback);
+        let functions = Functions::new([callback]);
+        let resource =
+            callback::on_failure(below.resources().resource().clone(), functions.clone());
         let resources = ResourceStack::compose(resource, &[below.resources()]);
-        self.set(Built::new(resources, true, vec![upstream.clone().into_any().unbind()]));
+        let upstreams = vec![upstream.clone().into_any().unbind()];
+        self.set(Built::with_functions(resources, functions, upstreams));
         Ok(())
     }
 
@@ -334,26 +351,57 @@ impl DeviceMemoryResource {
         Ok(self.built()?.upstreams.iter().map(|upstream| upstream.clone_ref(py)).collect())
     }
 
-    /// The counters of the outermost `statistics`: of the thread's innermost scope, or of all.
-    fn _counters(&self) -> PyResult<Option<CounterValues>> {
-        guard_thread();
-        let built = self.built()?;
-        let statistics = built.resources().statistics();
-        Ok(statistics.map(|it| values(it.scope_counters().unwrap_or_else(|| it.counters()))))
+    /// What the outermost `statistics` has counted: the innermost scope's of the process, or all.
+    #[getter]
+    fn allocation_counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        counters::object(py, self._counters()?.ok_or_else(|| without("statistics"))?)
     }
 
-    fn _push_counters(&self) -> PyResult<()> {
-        match self.built()?.resources().statistics() {
-            Some(statistics) => Ok(statistics.push_counters().map_err(Raised::from)?),
-            None => Ok(()),
-        }
+    /// Opens a scope, in which the calls of all threads count from zero, and returns the counters before.
+    fn push_counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        counters::object(py, self._push_counters()?.ok_or_else(|| without("statistics"))?)
+    }
+
+    /// Ends the innermost scope of the process, and returns its counters.
+    fn pop_counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        counters::object(py, self._pop_counters()?.ok_or_else(|| without("statistics"))?)
+    }
+
+    /// The bytes in use, of the outermost `tracking`, or else `limiting`.
+    fn get_allocated_bytes(&self) -> PyResult<usize> {
+        let tracked = self._tracked()?.map(|(_, bytes)| bytes);
+        let bytes = match tracked {
+            None => self._limited()?.map(|(bytes, _)| bytes),
+            tracked => tracked,
+        };
+        bytes.ok_or_else(|| without("tracking"))
+    }
+
+    /// The limit of the outermost `limiting`.
+    fn get_allocation_limit(&self) -> PyResult<usize> {
+        Ok(self._limited()?.ok_or_else(|| without("limiting"))?.1)
+    }
+
+    /// The blocks in use of the outermost `tracking`, a line each. Empty without any.
+    fn get_outstanding_allocations_str(&self) -> PyResult<String> {
+        let (report, bytes) = self._tracked()?.ok_or_else(|| without("tracking"))?;
+        Ok(if bytes > 0 { report } else { String::new() })
+    }
+
+    /// As `allocation_counts`, without an object of its own. None without a `statistics`, as of the next two.
+    fn _counters(&self) -> PyResult<Option<CounterValues>> {
+        guard_thread();
+        Ok(self.built()?.resources().statistics().map(counters::read))
+    }
+
+    fn _push_counters(&self) -> PyResult<Option<CounterValues>> {
+        guard_thread();
+        Ok(self.built()?.resources().statistics().map(counters::push).transpose()?)
     }
 
     fn _pop_counters(&self) -> PyResult<Option<CounterValues>> {
         guard_thread();
-        let built = self.built()?;
-        let popped = built.resources().statistics().map(|it| it.pop_counters()).transpose();
-        Ok(popped.map_err(Raised::from)?.map(values))
+        Ok(self.built()?.resources().statistics().map(counters::pop).transpose()?)
     }
 
     /// The report of the outermost `tracking`, and its bytes.
@@ -386,6 +434,24 @@ impl DeviceMemoryResource {
         }))
     }
 
+    // The functions and the resources below are this object's, and of no other.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
+        // Attached threads alone have the lock, none of which runs now.
+        let Some(built) = self.built.try_lock() else { return Ok(()) };
+        let Some(built) = &*built else { return Ok(()) };
+        built.upstreams.iter().try_for_each(|upstream| visit.call(upstream))?;
+        built.functions.iter().try_for_each(|functions| functions.traverse(&visit))
+    }
+
+    fn __clear__(&self) {
+        let built = self.built.lock().take();
+        if let Some(functions) = built.as_ref().and_then(|built| built.functions.as_ref()) {
+            functions.clear();
+        }
+        // Not under the lock: the drop may run code of Python.
+        drop(built);
+    }
+
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         guard_thread();
         let name = slf.get_type().qualname()?;
@@ -405,6 +471,12 @@ impl DeviceMemoryResource {
     }
 }
 
+/// Waits until the rows of all logs are written, for a process that ends by `_exit`.
+#[pyfunction]
+pub(crate) fn _flush_logs(py: Python<'_>) {
+    detach(py, flush_logs);
+}
+
 /// An error of a class's constructor, whose caller wrote no text of a stack.
 fn of_class(class: &str, error: Error) -> Error {
     // A callback's exception stays what it is.
@@ -420,19 +492,9 @@ fn of_class(class: &str, error: Error) -> Error {
 /// Blocks of upstream: address and bytes. Blocks in them: address, bytes, whether it is free.
 type MapValues = (Vec<(u64, usize)>, Vec<(u64, usize, bool)>);
 
-/// As RMM's `Statistics` has them: bytes and counts, current, peak and total.
-type CounterValues = (i64, i64, i64, i64, i64, i64);
-
-fn values(counters: Counters) -> CounterValues {
-    let Counters { bytes, allocations, .. } = counters;
-    (
-        bytes.current,
-        allocations.current,
-        bytes.peak,
-        allocations.peak,
-        bytes.total,
-        allocations.total,
-    )
+/// Of a stack without a part.
+fn without(part: &str) -> PyErr {
+    PyAttributeError::new_err(format!("the stack has no {part} (add \"| {part}\" to its text)"))
 }
 
 /// Bytes as a person reads them.

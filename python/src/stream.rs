@@ -6,6 +6,10 @@
 //! | table | key | holds | until |
 //! |---|---|---|---|
 //! | `FOREIGN` | the address of an object | the open stream and the object | a later stream is opened when nothing else has the object |
+//! | `OF_PYTORCH` | a device and a handle | nothing: it finds an entry of `FOREIGN` | the same |
+//!
+//! PyTorch makes an object at each call, as of `torch.cuda.current_stream()`. None of them owns its stream, so the first one
+//! serves for all. An object of another library may own it, and is kept itself, whatever handle it has.
 
 use crate::device::{current_ordinal, device, in_context, leave_context};
 use crate::error::{Raised, Result};
@@ -19,7 +23,7 @@ use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 
 /// A stream of CUDA: a queue of work, in whose order memory is allocated and freed.
 ///
@@ -120,6 +124,11 @@ const NON_BLOCKING: u32 = 1;
 
 static FOREIGN: LazyLock<Mutex<HashMap<usize, Arc<Opened>>>> = LazyLock::new(Mutex::default);
 
+/// Open streams by their device's number and their handle.
+type ByHandle = HashMap<(i32, u64), Weak<Opened>>;
+
+static OF_PYTORCH: LazyLock<Mutex<ByHandle>> = LazyLock::new(Mutex::default);
+
 /// The legacy default stream of each device.
 static DEFAULTS: LazyLock<Mutex<HashMap<i32, Arc<Opened>>>> = LazyLock::new(Mutex::default);
 
@@ -193,8 +202,12 @@ impl Opened {
         if handle < 2 {
             return Self::default_of(py, ordinal);
         }
-        close_unused(py);
         let device = device(py, ordinal)?;
+        let is_of_pytorch = object.hasattr("cuda_stream")?;
+        if is_of_pytorch && let Some(known) = Self::of_pytorch(py, &device, handle)? {
+            return Ok(known);
+        }
+        close_unused(py);
         // SAFETY: a stream that lives, as its object does, which `Opened` keeps until the stream is closed.
         let open = detach(py, || unsafe {
             let _opening = OPENING.lock();
@@ -204,7 +217,23 @@ impl Opened {
         let mut foreign = FOREIGN.lock();
         let first = foreign.entry(key).or_insert_with(|| opened.clone()).clone();
         drop(foreign);
+        if is_of_pytorch {
+            let mut of_pytorch = OF_PYTORCH.lock();
+            of_pytorch.retain(|_, opened| opened.strong_count() > 0);
+            of_pytorch.insert((ordinal, handle), Arc::downgrade(&first));
+        }
         Ok(first)
+    }
+
+    /// The open stream of an earlier object of PyTorch's with the same handle.
+    fn of_pytorch(py: Python<'_>, device: &Device, handle: u64) -> Result<Option<Arc<Self>>> {
+        let known =
+            OF_PYTORCH.lock().get(&(device.ordinal() as i32, handle)).and_then(Weak::upgrade);
+        let Some(known) = known else { return Ok(None) };
+        // SAFETY: a stream that lives, as its object does, and is kept no longer than that.
+        let stream = detach(py, || unsafe { aquifer_rs::Stream::from_handle(device, handle) })?;
+        // Another one if its owner destroyed it, and the driver gave its handle again.
+        Ok((stream == *known.stream()).then_some(known))
     }
 }
 
@@ -279,7 +308,7 @@ fn handle_of(object: &Bound<'_, PyAny>) -> Result<u64> {
     };
     if handle == 2 {
         let message = "the per-thread default stream is another one on each thread, and memory outlives a thread \
-                       (use a stream of your own)";
+                       (use a stream of your own; the allocators of CuPy and cuda.core take it)";
         return Err(PyValueError::new_err(message).into());
     }
     Ok(handle)

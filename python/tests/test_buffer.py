@@ -464,7 +464,7 @@ def test_what_an_object_has():
     assert weakref.ref(buffer)() is buffer
     assert buffer == buffer and buffer != buffer.copy()
     assert hash(buffer) == hash(buffer)
-    for name in ("ptr", "size", "nbytes", "stream", "mr", "device", "other"):
+    for name in ("ptr", "size", "nbytes", "mr", "device", "other"):
         with pytest.raises(AttributeError, match=name):
             setattr(buffer, name, 1)
     with pytest.raises(TypeError, match="base type"):
@@ -610,3 +610,39 @@ def test_a_report_of_the_simulated_device_is_told_once():
     with pytest.raises(aquifer.Error, match="never written|uninit|not written"):
         aquifer.DeviceBuffer(size=100).tobytes()
     assert aquifer.to_device(b"another").tobytes() == b"another"
+
+
+def test_the_stream_is_set():
+    first, second = aquifer.Stream(), aquifer.Stream()
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
+    buffer = DeviceBuffer(size=1 << 20, stream=first, mr=pool)
+    buffer.copy_from_host(bytes(1 << 20))
+    address = buffer.ptr
+    buffer.stream = second
+    assert buffer.stream == second and buffer.ptr == address
+    # The later stream comes after what wrote it: else the simulated device would tell of it.
+    target = DeviceBuffer(size=1 << 20, stream=second)
+    aquifer.copy_device_to_ptr(buffer.ptr, target.ptr, 1 << 20, second)
+    assert target.tobytes() == bytes(1 << 20)
+    del buffer
+    # It was freed there.
+    assert DeviceBuffer(size=1 << 20, stream=second, mr=pool).ptr == address
+
+
+def test_the_stream_is_set_to_the_default_one_and_to_others():
+    buffer = DeviceBuffer.to_device(b"abc", stream=aquifer.Stream())
+    buffer.stream = None
+    assert buffer.stream == aquifer.default_stream()
+
+    class Theirs:
+        ptr: int
+
+    own, theirs = aquifer.Stream(), Theirs()
+    theirs.ptr = own.handle
+    buffer.stream = theirs
+    assert buffer.stream == own and buffer.tobytes() == b"abc"
+    with pytest.raises(TypeError, match="a stream was expected, and a int was given"):
+        buffer.stream = 3
+    with pytest.raises(AttributeError):
+        del buffer.stream
+    assert buffer.stream == own

@@ -138,6 +138,7 @@ def live(pool):
 
 
 def test_a_buffers_device():
+    # Also of the simulated device, whose addresses are no addresses of the host.
     assert DeviceBuffer(size=1).__dlpack_device__() == (CUDA, 0)
 
 
@@ -260,7 +261,11 @@ def test_what_a_consumer_may_ask():
     aquifer.copy_ptr_to_host(copied.tensor.data, host)
     assert host == b"abc"
     copied.end()
-    for device in ((CPU, 0), (CUDA, 1)):
+    versioned = Consumer(buffer.__dlpack__(copy=True, max_version=(1, 0)))
+    # DLPACK_FLAG_BITMASK_IS_COPIED
+    assert versioned.managed.flags == 2
+    versioned.end()
+    for device in ((CUDA, 1), (3, 0), (CPU, 1)):
         with pytest.raises(BufferError, match="memory of another device was asked of a buffer"):
             buffer.__dlpack__(dl_device=device)
     with pytest.raises(TypeError):
@@ -275,6 +280,39 @@ def test_numpy_refuses_device_memory(pool):
         numpy.from_dlpack(buffer)
     del buffer
     assert live(pool) == 0
+
+
+@pytest.mark.parametrize("asked", [{}, {"copy": None}, {"copy": True}])
+def test_a_copy_for_numpy(pool, asked):
+    # On a stream that nothing else waits for.
+    buffer = DeviceBuffer.to_device(b"abc", stream=aquifer.Stream())
+    array = numpy.from_dlpack(buffer, device="cpu", **asked)
+    assert (array.tobytes(), array.dtype, array.shape) == (b"abc", numpy.uint8, (3,))
+    array[0] = ord("x")
+    assert buffer.tobytes() == b"abc"
+    # Nobody else has the buffer's memory.
+    buffer.resize(1000)
+    del buffer
+    assert live(pool) == 0 and array.tobytes() == b"xbc"
+    assert numpy.from_dlpack(DeviceBuffer(), device="cpu").size == 0
+
+
+def test_the_hosts_memory_is_a_copy():
+    buffer = DeviceBuffer.to_device(b"abc")
+    with pytest.raises(BufferError, match="the host's memory was asked of a buffer without a copy"):
+        buffer.__dlpack__(dl_device=(CPU, 0), copy=False)
+    with pytest.raises(BufferError, match="the host's memory was asked of a buffer without a copy"):
+        numpy.from_dlpack(buffer, device="cpu", copy=False)
+    for version, flags in ((None, None), ((1, 0), 2)):
+        consumer = Consumer(buffer.__dlpack__(dl_device=(CPU, 0), max_version=version))
+        tensor = consumer.tensor
+        assert (tensor.device_type, tensor.device) == (CPU, 0)
+        assert ctypes.string_at(tensor.data, 3) == b"abc" and tensor.data != buffer.ptr
+        if flags is not None:
+            assert consumer.managed.flags == flags
+        consumer.end()
+    # One that nobody takes.
+    buffer.__dlpack__(dl_device=(CPU, 0))
 
 
 def test_memory_that_was_exported_is_freed_after_all_work(pool):

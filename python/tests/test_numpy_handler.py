@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import copy
 import gc
+import itertools
 import pickle
 import sys
 import threading
@@ -832,3 +833,108 @@ print(aquifer.numpy.page_locked_arrays(), "numpy" in sys.modules)
 """
     )
     assert said == "(0, 0) False\n"
+
+
+# Blocks that overlap.
+
+
+def is_own() -> bool:
+    """Whether new arrays are NumPy's own."""
+    return get_handler_name() == NUMPYS_OWN
+
+
+def smallest() -> int:
+    """From how many bytes on new arrays are page-locked."""
+    for exponent in range(10, 13):
+        counted = Counted()
+        array = numpy.empty(1 << exponent, "u1")
+        if counted() == (1, array.size):
+            return array.size
+    return 0
+
+
+def test_blocks_that_overlap():
+    first, second = numpy_handler(), numpy_handler()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not is_own()
+    second.__exit__(None, None, None)
+    assert is_own()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_blocks_that_end_in_any_order(order):
+    blocks = [numpy_handler(smallest=1 << (10 + number)) for number in range(3)]
+    for block in blocks:
+        block.__enter__()
+    for done, number in enumerate(order, start=1):
+        assert not is_own()
+        blocks[number].__exit__(None, None, None)
+        left = [number for number in range(3) if number not in order[:done]]
+        # Where the innermost one has ended, it is that of the innermost that goes on.
+        if left and 2 in order[:done]:
+            assert smallest() == 1 << (10 + left[-1])
+    assert is_own()
+
+
+def test_blocks_that_begin_while_others_overlap():
+    first, second, third = numpy_handler(), numpy_handler(), numpy_handler()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    third.__enter__()
+    second.__exit__(None, None, None)
+    del first, second
+    gc.collect()
+    assert not is_own()
+    third.__exit__(None, None, None)
+    assert is_own()
+
+
+def test_blocks_of_generators():
+    def steps():
+        with numpy_handler():
+            yield numpy.empty(1 << 20, "u1")
+            yield numpy.empty(1 << 20, "u1")
+
+    for first, second in zip(steps(), steps(), strict=True):
+        assert get_handler_name(first) == get_handler_name(second) == "aquifer_pinned"
+    assert is_own()
+    kept = [steps() for _ in range(4)]
+    for running in kept:
+        next(running)
+    for running in kept:
+        running.close()
+    assert is_own()
+
+
+def test_blocks_that_nest_in_a_task():
+    async def task():
+        # It begins with its parent's.
+        with numpy_handler():
+            await asyncio.sleep(0)
+        return is_own()
+
+    async def main():
+        with numpy_handler():
+            running = asyncio.create_task(task())
+            await asyncio.sleep(0)
+        own = is_own()
+        return own, await running
+
+    assert asyncio.run(main()) == (True, False)
+
+
+def test_blocks_that_overlap_leave_nothing():
+    from aquifer import numpy as plugin
+
+    for _ in range(100):
+        first, second = numpy_handler(), numpy_handler()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+    del first, second
+    gc.collect()
+    assert len(plugin._BLOCKS) == 0

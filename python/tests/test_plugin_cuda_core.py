@@ -126,10 +126,11 @@ def test_a_stream_that_is_not_cuda_cores_is_refused_and_nothing_is_lost(resource
 
 
 @pytest.mark.skipif(PER_THREAD is None, reason="needs a cuda-core with PER_THREAD_DEFAULT_STREAM")
-def test_the_per_thread_default_stream_frees_but_does_not_allocate(resource):
+def test_the_per_thread_default_stream(resource):
     made = HostOnly()
-    with pytest.raises(ValueError, match="per-thread default stream"):
-        made.allocate(4096, stream=PER_THREAD)
+    buffer = made.allocate(4096, stream=PER_THREAD)
+    assert live(resource)[0] == 1
+    del buffer
     assert live(resource) == (0, 0)
     address = resource.allocate(4096)
     assert live(resource)[0] == 1

@@ -14,6 +14,7 @@ import pytest
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
 import aquifer.cupy  # noqa: E402
+from aquifer import _on_gpu  # noqa: E402
 
 
 class Stream:
@@ -36,6 +37,8 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
+    # No work of CuPy's uses the memory here.
+    monkeypatch.setattr(_on_gpu, "_ASKED", {"CuPy"})
     monkeypatch.setattr(aquifer.cupy, "get_current_stream", lambda: library.stream)
     monkeypatch.setattr(aquifer.cupy, "get_device_id", lambda: library.device)
     return library
@@ -122,10 +125,26 @@ def test_no_bytes(resource):
     assert live(resource) == (0, 0)
 
 
-def test_the_per_thread_default_stream_is_refused(resource, library):
+def test_the_per_thread_default_stream(resource, library):
     library.stream = Stream()
     library.stream.ptr = 2
-    with pytest.raises(ValueError, match="per-thread default stream"):
+    pointer = aquifer.cupy_allocator(4096)
+    # Work of any thread's default stream may use it until the device is past it.
+    theirs = aquifer.Stream()
+    theirs.wait(aquifer.default_stream())
+    target = aquifer.DeviceBuffer(size=4096, stream=theirs)
+    aquifer.copy_host_to_ptr(bytes(4096), pointer.ptr)
+    aquifer.copy_device_to_ptr(pointer.ptr, target.ptr, 4096, theirs)
+    del pointer
+    again = aquifer.to_device(b"x" * 4096)
+    assert target.tobytes() == bytes(4096) and again.tobytes() == b"x" * 4096
+    del target, again
+    assert live(resource) == (0, 0)
+
+
+def test_the_simulated_device_has_no_memory_for_cupy(resource, monkeypatch):
+    monkeypatch.setattr(_on_gpu, "_ASKED", set())
+    with pytest.raises(aquifer.Error, match="CuPy was to have memory of the simulated device"):
         aquifer.cupy_allocator(4096)
     assert live(resource) == (0, 0)
 
@@ -233,8 +252,9 @@ made["cupy.cuda"].stream = made["cupy.cuda.stream"]
 
 def test_it_needs_no_more_of_cupy_than_these_names():
     code = STUBS + """
-import aquifer
+import aquifer, aquifer._on_gpu
 assert "aquifer.cupy" not in sys.modules
+aquifer._on_gpu._ASKED.add("CuPy")
 resource = aquifer.use("pool(cuda)")
 aquifer.set_allocators("cupy")
 assert allocators == [aquifer.cupy_allocator, aquifer.cupy_pinned_allocator]

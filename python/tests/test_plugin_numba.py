@@ -15,6 +15,7 @@ pytest.importorskip("numba_cuda", reason="needs numba-cuda")
 cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda")
 
 import aquifer.numba  # noqa: E402
+from aquifer import _on_gpu  # noqa: E402
 from numba.cuda.cudadrv.driver import CudaAPIError, MemoryPointer  # noqa: E402
 
 
@@ -47,7 +48,9 @@ class Context:
 
 
 @pytest.fixture
-def manager() -> aquifer.AquiferNumbaManager:
+def manager(monkeypatch: pytest.MonkeyPatch) -> aquifer.AquiferNumbaManager:
+    # No work of Numba's uses the memory here.
+    monkeypatch.setattr(_on_gpu, "_ASKED", {"Numba"})
     return aquifer.AquiferNumbaManager(context=Context())
 
 
@@ -252,12 +255,20 @@ def test_threads_allocate_and_free(resource, manager):
     assert len(manager.allocations) == 0
 
 
+def test_the_simulated_device_has_no_memory_for_numba(resource):
+    manager = aquifer.AquiferNumbaManager(context=Context())
+    with pytest.raises(aquifer.Error, match="Numba was to have memory of the simulated device"):
+        manager.memalloc(4096)
+    assert live(resource) == (0, 0) and manager.allocations == {}
+
+
 def test_pointers_that_outlive_the_manager_and_the_process(resource):
     code = """
 import aquifer, aquifer.numba
 from types import SimpleNamespace
 class Context:
     device = SimpleNamespace(id=0)
+aquifer._on_gpu._ASKED.add("Numba")
 manager = aquifer.AquiferNumbaManager(context=Context())
 kept = [manager.memalloc(4096) for _ in range(4)]
 cycle = [manager.memalloc(4096)]
@@ -292,6 +303,7 @@ assert driver._memory_manager is aquifer.AquiferNumbaManager
 resource = aquifer.use("pool(cuda)")
 class Context:
     device = SimpleNamespace(id=0)
+aquifer._on_gpu._ASKED.add("Numba")
 manager = aquifer.AquiferNumbaManager(context=Context())
 pointer = manager.memalloc(4096)
 assert type(pointer) is driver.MemoryPointer and pointer.size == 4096

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import inspect
 
 import aquifer
 import pytest
@@ -71,31 +72,111 @@ def test_scopes_of_a_resource():
 
 def test_more_ends_than_scopes():
     resource = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
-    with pytest.raises(ValueError, match="no scope of counters open .push_counters opens one"):
+    with pytest.raises(IndexError, match="cannot pop the last counter pair .push_counters opens one"):
         resource.pop_counters()
     resource.push_counters()
     resource.pop_counters()
-    with pytest.raises(ValueError, match="no scope of counters open"):
+    with pytest.raises(IndexError, match="cannot pop the last counter pair"):
         resource.pop_counters()
 
 
-def test_a_scope_is_its_threads(in_threads):
+def test_a_scope_counts_all_threads(in_threads):
     resource = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
-    barrier = threading.Barrier(3)
+    resource.push_counters()
 
     def body(size):
-        resource.push_counters()
-        barrier.wait()
-        kept = [DeviceBuffer(size=size, mr=resource) for _ in range(50)]
-        barrier.wait()
-        counted = resource.pop_counters()
-        barrier.wait()
-        return counted, len(kept)
+        return [DeviceBuffer(size=size, mr=resource) for _ in range(50)]
 
-    results = in_threads(*(lambda size=size: body(size) for size in (1, 100, 1000)))
-    assert [counted for counted, _ in results] == [counts(50 * size, 50) for size in (1, 100, 1000)]
-    assert resource.allocation_counts.total_bytes == 50 * 1101
-    assert resource.allocation_counts.total_count == 150
+    kept = in_threads(*(lambda size=size: body(size) for size in (1, 100, 1000)))
+    assert resource.allocation_counts == counts(50 * 1101, 150)
+    assert resource.pop_counters() == counts(50 * 1101, 150)
+    assert resource.allocation_counts == counts(50 * 1101, 150)
+    assert len(kept) == 3
+
+
+def test_scopes_of_threads_are_one_stack(in_threads):
+    resource = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
+    kept = [DeviceBuffer(size=1, mr=resource)]
+    resource.push_counters()
+    kept.append(DeviceBuffer(size=10, mr=resource))
+
+    def another():
+        assert resource.push_counters() == counts(10, 1)
+        kept.append(DeviceBuffer(size=100, mr=resource))
+        kept.pop(1)
+
+    in_threads(another)
+    # Of the scope of the other thread.
+    assert resource.pop_counters() == Statistics(90, 0, 100, 1, 100, 1)
+    assert resource.pop_counters() == Statistics(100, 1, 110, 2, 110, 2)
+    assert resource.allocation_counts == Statistics(101, 2, 111, 3, 111, 3)
+
+
+def test_scopes_while_threads_allocate(in_threads):
+    resource = mr.StatisticsResourceAdaptor(mr.PoolMemoryResource(mr.CudaMemoryResource()))
+    scopes = []
+
+    def work():
+        for _ in range(3000):
+            DeviceBuffer(size=10, mr=resource)
+
+    def scope():
+        for _ in range(1000):
+            resource.push_counters()
+            resource.push_counters()
+            inner, outer = resource.pop_counters(), resource.pop_counters()
+            assert inner.total_bytes <= outer.total_bytes
+            scopes.append(outer)
+
+    in_threads(work, work, scope)
+    found = resource.allocation_counts
+    assert (found.current_bytes, found.current_count) == (0, 0)
+    assert (found.total_bytes, found.total_count) == (60_000, 6000)
+    assert found.peak_bytes in (10, 20)
+    assert all(it.peak_bytes <= 20 and it.total_bytes == 10 * it.total_count for it in scopes)
+
+
+@pytest.mark.parametrize("text", ["pool(cuda)", "pool(cuda) | statistics"])
+def test_a_with_counts_all_threads(in_threads, text):
+    aquifer.use(text)
+    kept = []
+    with statistics():
+        in_threads(*[lambda: kept.append(DeviceBuffer(size=10))] * 3)
+        assert get_statistics() == counts(30, 3)
+
+
+@pytest.mark.parametrize("text", ["cuda | statistics", "cuda | statistics | limiting(1MiB)"])
+def test_the_counters_of_a_text(text):
+    used = aquifer.use(text)
+    buffer = DeviceBuffer(size=10)
+    assert used.allocation_counts == counts(10, 1)
+    assert used.push_counters() == counts(10, 1)
+    assert used.allocation_counts == NOTHING
+    assert used.pop_counters() == NOTHING
+    assert type(used.allocation_counts) is Statistics and buffer.size == 10
+
+
+def test_tracking_and_a_limit_of_a_text():
+    used = aquifer.use("cuda | tracking | limiting(1KiB)")
+    buffer = DeviceBuffer(size=10)
+    assert (used.get_allocated_bytes(), used.get_allocation_limit()) == (10, 1024)
+    assert len(used.get_outstanding_allocations_str().splitlines()) >= 1
+    assert aquifer.use("cuda | limiting(1KiB)").get_allocated_bytes() == 0
+    del buffer
+    assert used.get_outstanding_allocations_str() == ""
+
+
+def test_a_stack_without_counters():
+    for plain in (mr.CudaMemoryResource(), aquifer.use("pool")):
+        assert not hasattr(plain, "allocation_counts")
+        for call in (lambda: plain.allocation_counts, plain.push_counters, plain.pop_counters):
+            with pytest.raises(AttributeError, match=r'the stack has no statistics .add "\| statistics" to its text.'):
+                call()
+        with pytest.raises(AttributeError, match="the stack has no limiting"):
+            plain.get_allocation_limit()
+        for call in (plain.get_allocated_bytes, plain.get_outstanding_allocations_str):
+            with pytest.raises(AttributeError, match="the stack has no tracking"):
+                call()
 
 
 def test_without_statistics():
@@ -234,8 +315,155 @@ def test_what_raises_is_profiled_too():
         raise KeyError
     assert {name: record.memory_total for name, record in records.records.items()} == {"function": 10, "block": 20}
     # No scope is left open.
-    with pytest.raises(ValueError, match="no scope"):
+    with pytest.raises(IndexError, match="cannot pop"):
         pop_statistics()
+
+
+def generator(size, steps):
+    kept = []
+    for _ in range(steps):
+        kept.append(DeviceBuffer(size=size))
+        got = yield len(kept)
+        if got is not None:
+            kept.clear()
+    return "end"
+
+
+def test_a_generator():
+    records = ProfilerRecords()
+    enable_statistics()
+    profiled = profiler(records=records, name="generator")(generator)
+    assert inspect.isgeneratorfunction(profiled) and profiled.__name__ == "generator"
+    outside = []
+    running = profiled(10, 3)
+    assert next(running) == 1
+    # Between the steps, which is not the body's.
+    outside.append(DeviceBuffer(size=1000))
+    assert running.send("clear") == 1
+    assert records.records == {}
+    assert next(running) == 2
+    with pytest.raises(StopIteration) as stop:
+        next(running)
+    assert stop.value.value == "end"
+    # Ten bytes in the first step, twenty in the others.
+    assert records.records == {"generator": ProfilerRecords.MemoryRecord(1, 30, 20)}
+    assert list(profiled(1, 2)) == [1, 2] and len(outside) == 1
+    assert records.records["generator"] == ProfilerRecords.MemoryRecord(2, 32, 20)
+
+
+def test_a_generator_that_is_not_run_to_its_end():
+    records = ProfilerRecords()
+    enable_statistics()
+    profiled = profiler(records=records, name="generator")(generator)
+    running = profiled(10, 3)
+    next(running)
+    running.close()
+    assert records.records["generator"] == ProfilerRecords.MemoryRecord(1, 10, 10)
+    profiled(10, 3).close()
+    assert records.records["generator"].num_calls == 1
+
+    @profiler(records=records, name="raises")
+    def raises():
+        try:
+            yield 1
+        except KeyError:
+            DeviceBuffer(size=5)
+            yield 2
+        raise ValueError("mine")
+
+    running = raises()
+    assert next(running) == 1 and running.throw(KeyError()) == 2
+    with pytest.raises(ValueError, match="mine"):
+        next(running)
+    assert records.records["raises"] == ProfilerRecords.MemoryRecord(1, 5, 5)
+    # No scope is left open.
+    with pytest.raises(IndexError, match="cannot pop"):
+        pop_statistics()
+
+
+def test_an_async_function():
+    records = ProfilerRecords()
+    enable_statistics()
+
+    @profiler(records=records, name="function")
+    async def function(size):
+        buffer = DeviceBuffer(size=size)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return buffer.size + DeviceBuffer(size=size).size
+
+    async def main():
+        # Their steps take turns.
+        return await asyncio.gather(*(function(size) for size in (1, 10, 100)))
+
+    assert inspect.iscoroutinefunction(function)
+    assert asyncio.run(main()) == [2, 20, 200]
+    assert records.records == {"function": ProfilerRecords.MemoryRecord(3, 222, 200)}
+
+
+def test_an_async_function_that_is_cancelled():
+    records = ProfilerRecords()
+    enable_statistics()
+
+    @profiler(records=records, name="function")
+    async def function():
+        buffer = DeviceBuffer(size=10)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            DeviceBuffer(size=buffer.size)
+
+    async def main():
+        task = asyncio.create_task(function())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert records.records == {"function": ProfilerRecords.MemoryRecord(1, 20, 20)}
+
+
+def test_an_async_generator():
+    records = ProfilerRecords()
+    enable_statistics()
+
+    @profiler(records=records, name="generator")
+    async def generator(size):
+        kept = []
+        while True:
+            await asyncio.sleep(0)
+            kept.append(DeviceBuffer(size=size))
+            try:
+                got = yield len(kept)
+            except KeyError:
+                kept.clear()
+            else:
+                if got == "end":
+                    return
+
+    async def main():
+        running = generator(10)
+        assert await anext(running) == 1
+        assert await running.asend(None) == 2
+        assert await running.athrow(KeyError()) == 1
+        with pytest.raises(StopAsyncIteration):
+            await running.asend("end")
+        running = generator(1)
+        async for number in running:
+            if number == 3:
+                break
+        await running.aclose()
+
+    assert inspect.isasyncgenfunction(generator)
+    asyncio.run(main())
+    assert records.records == {"generator": ProfilerRecords.MemoryRecord(2, 33, 20)}
+
+
+def test_steps_where_nothing_is_counted():
+    records = ProfilerRecords()
+    profiled = profiler(records=records)(generator)
+    assert list(profiled(10, 2)) == [1, 2] and records.records == {}
 
 
 def test_a_table_of_records():
@@ -278,7 +506,10 @@ def test_records_of_threads(in_threads):
             function()
 
     in_threads(*[body] * 4)
-    assert records.records["function"] == ProfilerRecords.MemoryRecord(400, 4000, 10)
+    record = records.records["function"]
+    # A call counts what other threads allocate meanwhile, too.
+    assert record.num_calls == 400 and record.memory_total >= 4000 and 10 <= record.memory_peak <= 40
+    assert get_statistics().total_bytes == 4000
 
 
 def test_the_default_records():

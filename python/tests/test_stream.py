@@ -317,6 +317,51 @@ def test_many_objects_of_one_stream():
     assert sum(it() is not None for it in gone) == 0
 
 
+def pytorchs(handle):
+    """As `torch.cuda.current_stream()`, which is a new object at each call and owns no stream."""
+    return Object(cuda_stream=handle, device_index=0)
+
+
+def test_new_objects_of_pytorchs_for_one_stream():
+    own = Stream()
+    kept, gone = [], []
+    for number in range(200):
+        theirs = pytorchs(own.handle)
+        gone.append(weakref.ref(theirs))
+        kept.append(DeviceBuffer.to_device(b"%d" % number, stream=theirs))
+        del theirs
+    # The first one serves for all.
+    assert [it() is not None for it in gone] == [True] + [False] * 199
+    assert all(buffer.stream == own for buffer in kept)
+    assert kept[7].tobytes() == b"7"
+    kept.clear()
+    close_those_of_others()
+    assert gone[0]() is None
+    assert Stream(pytorchs(own.handle)) == own
+
+
+def test_an_object_that_may_own_its_stream_is_kept_beside_pytorchs():
+    own = Stream()
+    first = DeviceBuffer(size=10, stream=pytorchs(own.handle))
+    owner = WithMethod(own.handle)
+    gone = weakref.ref(owner)
+    second = DeviceBuffer(size=10, stream=owner)
+    third = DeviceBuffer(size=10, stream=pytorchs(own.handle))
+    del owner
+    close_those_of_others()
+    assert gone() is not None
+    del second
+    close_those_of_others()
+    assert gone() is None and first.stream == third.stream == own
+
+
+def test_objects_of_pytorchs_for_several_streams():
+    streams = [Stream() for _ in range(5)]
+    for _ in range(3):
+        for stream in streams:
+            assert DeviceBuffer.to_device(b"abc", stream=pytorchs(stream.handle)).stream == stream
+
+
 def test_a_stream_ends_before_its_buffers():
     stream = Stream()
     handle = stream.handle

@@ -38,6 +38,7 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("a callback that is never called", never);
     let statistics = StatisticsAdaptor::new(plain());
     table.failed("no scope of counters", statistics.pop_counters());
+    table.failed("no scope of counters of all threads", statistics.pop_shared_counters());
     table.failed("an alignment of 100", AlignedAdaptor::new(plain(), 100, 0));
     let odd = AlignedAdaptor::new(Careless::shifted(plain(), 8), 4096, 0).unwrap();
     table.failed("an alignment that upstream does not keep", odd.allocate(&stream, layout(8)));

@@ -236,6 +236,80 @@ fn scopes_of_threads_and_of_adaptors_do_not_mix() {
     assert_eq!(units(next.pop_counters().unwrap()), [0, 0, 0]);
 }
 
+#[test]
+fn a_shared_scope_counts_all_threads() {
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let counted = StatisticsAdaptor::new(CudaResource::new(&device));
+    assert_eq!(counted.shared_scope_counters(), None);
+    let error = counted.pop_shared_counters().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfBounds);
+    assert!(error.to_string().contains("push_shared_counters"), "{error}");
+
+    let before = take(&counted, &stream);
+    counted.push_counters().unwrap();
+    assert_eq!(units(counted.push_shared_counters().unwrap()), [1, 1, 1]);
+    assert_eq!(units(counted.shared_scope_counters().unwrap()), [0, 0, 0]);
+    let first = take(&counted, &stream);
+    // Another thread's scope is inside of this one's.
+    let second = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            counted.push_shared_counters().unwrap();
+            free(&counted, &stream, first);
+            let block = take(&counted, &stream);
+            free(&counted, &stream, take(&counted, &stream));
+            block
+        });
+        thread.join().unwrap()
+    });
+    assert_eq!(units(counted.pop_shared_counters().unwrap()), [0, 1, 2]);
+    assert_eq!(units(counted.shared_scope_counters().unwrap()), [1, 2, 3]);
+    assert_eq!(units(counted.counters()), [2, 3, 4], "all that was counted, scopes or not");
+    assert!(format!("{counted:?}").contains("current: 20480"), "{counted:?}");
+    assert_eq!(units(counted.pop_shared_counters().unwrap()), [1, 2, 3]);
+    assert_eq!(counted.pop_shared_counters().unwrap_err().kind(), ErrorKind::OutOfBounds);
+    assert_eq!(units(counted.pop_counters().unwrap()), [1, 1, 1], "the thread's own calls");
+    assert_eq!(units(counted.counters()), [2, 3, 4]);
+    free(&counted, &stream, before);
+    free(&counted, &stream, second);
+}
+
+#[test]
+fn nothing_is_lost_while_shared_scopes_open_and_end() {
+    const THREADS: i64 = 3;
+    const PAIRS: i64 = 20_000;
+    let device = support::device();
+    let stream = device.new_stream().unwrap();
+    let counted = StatisticsAdaptor::new(Nothing::new(&device));
+    let working = AtomicUsize::new(THREADS as usize);
+    let mut scopes = Vec::new();
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..PAIRS {
+                    let block = take(&counted, &stream);
+                    free(&counted, &stream, block);
+                }
+                let _held = take(&counted, &stream);
+                working.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        while working.load(Ordering::Relaxed) > 0 {
+            counted.push_shared_counters().unwrap();
+            counted.push_shared_counters().unwrap();
+            let inner = units(counted.pop_shared_counters().unwrap());
+            let outer = units(counted.pop_shared_counters().unwrap());
+            assert!(inner[2] <= outer[2], "{inner:?} is inside of {outer:?}");
+            let all = units(counted.counters());
+            assert!(all[0] >= 0 && all[0] <= all[1] && all[1] <= THREADS, "{all:?}");
+            scopes.push(outer);
+        }
+    });
+    assert_eq!(units(counted.counters()), [THREADS, THREADS, THREADS * (PAIRS + 1)]);
+    assert!(scopes.iter().all(|[current, peak, _]| current <= peak && *peak <= THREADS));
+    assert!(scopes.iter().map(|scope| scope[2]).sum::<i64>() <= THREADS * (PAIRS + 1));
+}
+
 /// The first thread counts alone; the others take that away while it counts.
 #[test]
 fn nothing_is_lost_when_a_second_thread_comes() {

@@ -10,6 +10,7 @@ mod text;
 mod writer;
 
 pub use format::LogFormat;
+pub use queue::flush_logs;
 
 use crate::driver::{is_forked_child, not_forked};
 use crate::error::{Error, ErrorKind, Result, ensure};
@@ -53,8 +54,8 @@ const VARIABLES: [&str; 2] = ["AQUIFER_LOG_FILE", "RMM_LOG_FILE"];
 ///
 /// The drop of the last clone writes the rest, so no row is lost. For an adaptor in a static, on Unix, the
 /// end of the process (`exit`, or a return from `main`) does the same, and waits 10 s at most. A process
-/// that is killed or aborts loses the last rows. The child of a fork writes nothing into its parent's
-/// log.
+/// that is killed or aborts loses the last rows. One that ends by `_exit` calls
+/// [`flush_logs`](crate::mr::flush_logs) before. The child of a fork writes nothing into its parent's log.
 ///
 /// If the log cannot be written, or on Unix if its file was removed, there is one
 /// [`tracing`](https://docs.rs/tracing) error and an error of [`flush`](Self::flush).

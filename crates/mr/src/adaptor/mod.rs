@@ -22,7 +22,7 @@ pub use call_stack::CallStack;
 pub use checked::{BlockUse, CheckedAdaptor, CheckedOptions, Misuse, MisuseKind};
 pub use failure_callback::{FailureCallbackAdaptor, FailureCallbackOptions};
 pub use limiting::LimitingAdaptor;
-pub use logging::{LogFormat, LoggingAdaptor, LoggingOptions};
+pub use logging::{LogFormat, LoggingAdaptor, LoggingOptions, flush_logs};
 pub use on_stream::OnStream;
 pub use polymorphic::PolymorphicAllocator;
 pub use prefetch::PrefetchAdaptor;

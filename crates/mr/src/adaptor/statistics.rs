@@ -8,9 +8,11 @@ mod scopes;
     reason = "the models of loom_tests reach it through `models`; no user does"
 )]
 pub(super) mod shared;
+mod shared_scopes;
 
 pub use counters::{Counter, Counters};
 
+use crate::driver::not_forked;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::DeviceLayout;
 use crate::resource::impls::{adaptor, forward};
@@ -18,7 +20,7 @@ use crate::resource::{DeviceBlock, DeviceResource};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use scopes::Scopes;
-use shared::SharedCounters;
+use shared_scopes::SharedScopes;
 
 /// A resource that counts bytes and blocks, each with its current value, peak and total. RMM
 /// calls it `statistics_resource_adaptor`.
@@ -32,12 +34,14 @@ use shared::SharedCounters;
 ///
 /// A thread opens a scope of its own with [`push_counters`](Self::push_counters) and ends it with
 /// [`pop_counters`](Self::pop_counters). The scope counts the calls of that thread alone, including
-/// frees of blocks that other threads allocated.
+/// frees of blocks that other threads allocated. [`push_shared_counters`](Self::push_shared_counters) opens a
+/// scope that counts the calls of all threads, and [`pop_shared_counters`](Self::pop_shared_counters) ends it. The two
+/// kinds know nothing of each other.
 ///
 /// Counting takes no locked instruction while only one thread allocates and frees. From the first such
 /// call of a second thread on, each takes one mutex. A read of the counters does not count as such a call.
 ///
-/// RMM takes one lock a call. Its stack of counters is one for all threads, so the scopes of two threads mix.
+/// RMM takes one lock a call. Its scopes count the calls of all threads, and those of two threads mix.
 ///
 /// ```
 /// use aquifer::{CudaResource, Device, DeviceVec, mr::StatisticsAdaptor};
@@ -64,7 +68,7 @@ pub struct StatisticsAdaptor<U> {
 struct State<U> {
     upstream: U,
     scopes: Scopes,
-    counters: SharedCounters,
+    counters: SharedScopes,
 }
 
 adaptor!(StatisticsAdaptor, state.upstream, counters);
@@ -74,7 +78,7 @@ impl<U> State<U> {
     fn count(&self, block: &DeviceBlock) {
         if !block.is_empty() {
             let bytes = block.bytes() as i64;
-            self.counters.record_allocation(bytes);
+            self.counters.counters().record_allocation(bytes);
             self.scopes.change(bytes, 1);
         }
     }
@@ -140,6 +144,57 @@ impl<U> StatisticsAdaptor<U> {
     pub fn scope_counters(&self) -> Option<Counters> {
         self.state.scopes.innermost()
     }
+
+    /// Opens a scope that counts the calls of all threads from zero, inside of those that are open.
+    /// Scopes of all threads are one stack, whichever threads open and end them. A call is not
+    /// slower for them. Returns the counters of the scope around it, or of all calls without one.
+    ///
+    /// ```
+    /// use aquifer::{CudaResource, Device, DeviceVec, mr::StatisticsAdaptor};
+    /// use std::sync::Arc;
+    ///
+    /// let device = Device::detect_or_simulate()?;
+    /// let counted = Arc::new(StatisticsAdaptor::new(CudaResource::new(&device)));
+    /// counted.push_shared_counters()?;
+    /// std::thread::scope(|scope| {
+    ///     let thread = scope.spawn(|| {
+    ///         let stream = device.new_stream()?;
+    ///         DeviceVec::<u8>::zeroed_in(&stream, 500, counted.clone()).map(drop)
+    ///     });
+    ///     thread.join().unwrap()
+    /// })?;
+    /// let scope = counted.pop_shared_counters()?;
+    /// assert_eq!((scope.bytes.current, scope.bytes.peak), (0, 500));
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`] in the child of a fork.
+    pub fn push_shared_counters(&self) -> Result<Counters> {
+        not_forked("a scope of counters")?;
+        Ok(self.state.counters.push())
+    }
+
+    /// Ends the innermost scope of all threads and returns its counters. They count for the scope
+    /// around it, as those of [`pop_counters`](Self::pop_counters) do.
+    ///
+    /// # Errors
+    ///
+    /// - [`ErrorKind::OutOfBounds`] if no scope of all threads is open.
+    /// - [`ErrorKind::Forked`] in the child of a fork.
+    pub fn pop_shared_counters(&self) -> Result<Counters> {
+        not_forked("a scope of counters")?;
+        self.state.counters.pop().ok_or_else(|| {
+            Error::new(ErrorKind::OutOfBounds, "no scope of counters of all threads is open")
+                .with_advice("push_shared_counters opens one")
+        })
+    }
+
+    /// The counters of the innermost scope of all threads.
+    pub fn shared_scope_counters(&self) -> Option<Counters> {
+        self.state.counters.read_innermost()
+    }
 }
 
 // SAFETY: every block is upstream's, of the layout asked, and goes back to it unchanged.
@@ -173,7 +228,7 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         let (state, before) = (&*self.state, block.bytes() as i64);
         let count = |bytes: i64| {
             if bytes != 0 {
-                state.counters.record_resize(bytes);
+                state.counters.counters().record_resize(bytes);
                 state.scopes.resize(bytes);
             }
         };
@@ -185,7 +240,7 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         match block.bytes() as i64 - before + given_up {
             // Of what was given up some was kept: no block got it now.
             kept if given_up > 0 => {
-                state.counters.record_kept(kept);
+                state.counters.counters().record_kept(kept);
                 state.scopes.keep(kept);
             }
             added => count(added),
@@ -199,7 +254,7 @@ unsafe impl<U: DeviceResource> DeviceResource for StatisticsAdaptor<U> {
         if !block.is_empty() {
             // First: upstream may hand the memory to another thread before it returns.
             let bytes = block.bytes() as i64;
-            state.counters.record_free(bytes);
+            state.counters.counters().record_free(bytes);
             state.scopes.change(bytes.wrapping_neg(), -1);
         }
         // SAFETY: the block is upstream's; the caller vouches for the rest.

@@ -252,14 +252,42 @@ impl LogQueue {
 /// The logs that the end of the process waits for.
 static LIVE_LOGS: Mutex<Vec<Weak<LogQueue>>> = Mutex::new(Vec::new());
 
+/// The logs that have a writing thread. In the child of a fork the threads do not run, and the files are the parent's.
+fn live_logs() -> Vec<Arc<LogQueue>> {
+    if is_forked_child() {
+        return Vec::new();
+    }
+    LIVE_LOGS.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Waits until the rows of all logs are written, at most 10 s for each: what `exit` does on Unix, for a process that ends
+/// by `_exit`. A log's own error is left to [`LoggingAdaptor::flush`](crate::mr::LoggingAdaptor::flush). It does nothing
+/// in the child of a fork whose parent had a device.
+///
+/// ```
+/// use aquifer::{CudaResource, Device, DeviceVec, mr::{LoggingAdaptor, flush_logs}};
+///
+/// # let folder = std::env::temp_dir().join(format!("aquifer-flush-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder).unwrap();
+/// # let path = folder.join("memory.csv");
+/// let device = Device::detect_or_simulate()?;
+/// let logged = LoggingAdaptor::new(CudaResource::new(&device), &path)?;
+/// let kept = DeviceVec::<u8>::zeroed_in(&device.new_stream()?, 10, logged)?;
+/// flush_logs();
+/// assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
+/// # drop(kept);
+/// # std::fs::remove_dir_all(folder).unwrap();
+/// # Ok::<(), aquifer::Error>(())
+/// ```
+pub fn flush_logs() {
+    for log in live_logs() {
+        log.flush_within(Some(EXIT_TIMEOUT));
+    }
+}
+
 #[cfg(unix)]
 extern "C" fn at_exit() {
-    // In the child of a fork the threads do not run, and the files are the parent's.
-    if is_forked_child() {
-        return;
-    }
-    let live: Vec<_> = LIVE_LOGS.lock().iter().filter_map(Weak::upgrade).collect();
-    for log in live {
+    for log in live_logs() {
         log.exiting.store(true, Ordering::Relaxed);
         log.flush_within(Some(EXIT_TIMEOUT));
     }

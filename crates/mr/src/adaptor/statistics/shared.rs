@@ -64,6 +64,12 @@ impl SharedCounters {
         }
     }
 
+    /// Changes them as a whole, between two changes of other threads. Not for the child of a fork.
+    pub fn exchange<R>(&self, body: impl FnOnce(&mut Counters) -> R) -> R {
+        // SAFETY: the bodies, which are this crate's, use no mutex.
+        unsafe { self.counters.lock(|all, _| body(all)) }
+    }
+
     /// The counters at one moment of this call. Zero in the child of a fork.
     pub fn read(&self) -> Counters {
         if is_forked_child() {
