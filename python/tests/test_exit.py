@@ -20,7 +20,9 @@ LIBRARIES = {
 #: What the libraries that are imported have at the end. Without a GPU, the plug-ins have a context and a stream of this.
 OBJECTS = """
 import sys, types
-import aquifer
+import aquifer, aquifer._on_gpu
+# No work of theirs uses the memory here.
+aquifer._on_gpu._ASKED |= {"CuPy", "Numba"}
 objects = [aquifer.to_device(b'abc'), aquifer.Stream()]
 objects += [aquifer.DeviceBuffer(size=10, stream=objects[1]), objects[0].__dlpack__()]
 assert objects[0].tobytes() == b'abc'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import sys
@@ -280,7 +281,9 @@ def test_callbacks_on_threads(in_folder, in_threads, over):
             resource.pool_statistics()
             aquifer.memory_map(resource)
             for method in ("get_allocated_bytes", "get_outstanding_allocations_str", "pool_size"):
-                getattr(resource, method, int)()
+                # Of stacks that have no such part.
+                with contextlib.suppress(AttributeError):
+                    getattr(resource, method)()
             getattr(resource, "allocation_counts", None)
             time.sleep(0)
 

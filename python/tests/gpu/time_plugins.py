@@ -72,6 +72,8 @@ elif library == "cupy":
     measure("cupy.empty", lambda size: cupy.empty(size, dtype=cupy.uint8), 20_000)
     with cupy.cuda.Stream(non_blocking=True):
         measure("cupy.empty on a stream", lambda size: cupy.empty(size, dtype=cupy.uint8), 20_000)
+    # Tells what is of the default stream from what is of the first rounds.
+    measure("cupy.empty again", lambda size: cupy.empty(size, dtype=cupy.uint8), 20_000)
 elif library == "torch":
     import torch
 
