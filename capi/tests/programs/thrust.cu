@@ -215,6 +215,19 @@ static void allocators_compare_and_convert(aquifer_stack *stack, aquifer_stream 
   CHECK(statistics_of(stack).live_blocks == 0);
 }
 
+static void a_vector_begins_with_a_value(aquifer_stack *stack, aquifer_stream *opened) {
+  void *handle = nullptr;
+  OK(api->stream_handle(opened, &handle));
+  auto const stream = static_cast<aquifer::thrust_stream>(handle);
+  // The README's lines.
+  aquifer::mr::stack_resource mr(api, stack, 0);
+  aquifer::device_vector<int> numbers(1000, 7, aquifer::mr::thrust_allocator<int>(nullptr, mr));
+  thrust::sort(aquifer::exec_policy(stream, mr), numbers.begin(), numbers.end());
+  CHECK(on_host(numbers) == std::vector<int>(1000, 7));
+  numbers.resize(5000, 9);
+  CHECK(on_host(numbers)[999] == 7 && on_host(numbers)[4999] == 9 && statistics_of(stack).live_blocks == 1);
+}
+
 int main(int count_of_arguments, char **arguments) {
   CHECK(count_of_arguments >= 2);
   CHECK(setenv("AQUIFER_STACK", "pool(" MEMORY ") | statistics", 1) == 0);
@@ -232,6 +245,7 @@ int main(int count_of_arguments, char **arguments) {
   CHECK(nosync.bytes == temporary.bytes && nosync.allocations == temporary.allocations);
   CHECK(statistics_of(stack).live_blocks == 0);
   allocators_compare_and_convert(stack, stream);
+  a_vector_begins_with_a_value(stack, stream);
   the_default_is_the_process_s_own_stack(input);
   a_sort_without_memory_throws(input);
 
