@@ -211,6 +211,9 @@ static void allocators_compare_and_convert(aquifer_stack *stack, aquifer_stream 
   // cudaStreamPerThread is another stream on each thread.
   auto const per_thread = reinterpret_cast<aquifer::thrust_stream>(uintptr_t{2});
   CHECK(throws_bad_alloc([&] { (void)aquifer::mr::thrust_allocator<int>(per_thread, mr).allocate(1); }));
+#if !AQUIFER_THRUST_ON_CUDA
+  CHECK(throws_bad_alloc([&] { aquifer::exec_policy(per_thread, mr); }));
+#endif
   CHECK(throws_bad_alloc([&] { aquifer::mr::stack_resource(4711); }));
   CHECK(statistics_of(stack).live_blocks == 0);
 }
