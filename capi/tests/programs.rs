@@ -112,3 +112,65 @@ fn rmm_allocates_of_a_stack() {
     built::finished(&mut compile);
     assert_eq!(built::run(&program, built::library(), &[]), "all of it\n");
 }
+
+/// Headers that have Thrust: `AQUIFER_TEST_THRUST` names a folder, RMM's wheels have theirs, and a toolkit of CUDA 13.
+fn thrust() -> Option<PathBuf> {
+    let named = std::env::var_os("AQUIFER_TEST_THRUST").map(PathBuf::from);
+    let of_rmm = std::env::var_os("AQUIFER_TEST_RMM")
+        .map(|wheels| Path::new(&wheels).join("librmm/include/rapids"));
+    let of_cuda = PathBuf::from("/usr/local/cuda/include/cccl");
+    named.or(of_rmm).or(Some(of_cuda)).filter(|folder| folder.join("thrust/version.h").is_file())
+}
+
+/// With the host as Thrust's device, on managed memory of the simulated one.
+#[test]
+fn thrust_sorts_and_scans_with_memory_of_a_stack() {
+    let Some(headers) = thrust() else {
+        return built::skipped("thrust", "AQUIFER_TEST_THRUST names no folder of Thrust's headers");
+    };
+    let Some(compiler) = Compiler::find(Language::Cpp, "thrust") else { return };
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let library = built::library();
+    for (sanitizers, count) in [(Sanitizers::Off, "10000000"), (Sanitizers::On, "1000000")] {
+        if sanitizers == Sanitizers::On && !compiler.has_sanitizers() {
+            return built::skipped("thrust", "the compiler has no sanitizers");
+        }
+        let folder = Folder::new(&format!("thrust-{sanitizers:?}"));
+        let program = folder.path().join("program");
+        let mut compile = match sanitizers {
+            Sanitizers::Off => compiler.command(),
+            Sanitizers::On => compiler.sanitizing(),
+        };
+        compile.args(["-O2", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]);
+        // Thrust binds a reference to a null policy, which it does not use (thrust/detail/reference.h).
+        compile.arg("-fno-sanitize=null");
+        compile.arg("-I").arg(capi.join("include")).arg("-isystem").arg(&headers);
+        compile.args(["-x", "c++"]).arg(capi.join("tests/programs/thrust.cu")).args(["-x", "none"]);
+        compile.arg("-o").arg(&program).arg("-L").arg(library).arg("-laquifer");
+        built::finished(&mut compile);
+        let log = folder.path().join("log.csv");
+        let said = built::run(&program, library, &[&log, Path::new(count)]);
+        let bytes = 4 * count.parse::<usize>().unwrap();
+        assert_eq!(
+            said,
+            format!(
+                "thrust: sort and scan of {count} are the CPU's; {bytes} bytes of temporary memory in 1 blocks, 0 in use\n"
+            )
+        );
+    }
+}
+
+/// `AQUIFER_TEST_RMM` may have the compiler's wheels, too.
+#[test]
+fn nvcc_compiles_thrust_over_a_stack_and_over_rmm() {
+    let wheels = std::env::var_os("AQUIFER_TEST_RMM").map(PathBuf::from);
+    let Some(wheels) = wheels.filter(|wheels| wheels.join("nvidia/cu13/bin/nvcc").is_file()) else {
+        return built::skipped("nvcc", "AQUIFER_TEST_RMM names no folder with nvcc");
+    };
+    let folder = Folder::new("nvcc");
+    let mut build = std::process::Command::new(built::repository().join("capi/tests/thrust.sh"));
+    built::finished(build.arg(wheels).arg(built::library()).arg(folder.path()));
+    for program in ["thrust", "thrust_rmm"] {
+        assert!(folder.path().join(program).is_file(), "{program}");
+    }
+}

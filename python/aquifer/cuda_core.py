@@ -52,8 +52,10 @@ class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
         with device_current(self._device_id):
             resource = self._resource()
             # Later work of a thread's default stream comes after that of the legacy one.
-            is_default = own is None or _is_per_thread(own)
-            address = resource.allocate(size) if is_default else resource.allocate(size, own)
+            if own is None or _is_per_thread(own):
+                address = resource.allocate(size)
+            else:
+                address = resource.allocate(size, own)
             return Buffer.from_handle(address, size, mr=self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:

@@ -8,6 +8,9 @@ Set ``NUMBA_CUDA_MEMORY_MANAGER=aquifer`` before Python starts, or call this bef
 
 Numba names no stream. So memory is allocated on the legacy default stream, and what was freed is handed out again after all
 work that the device had by then. No call waits for that.
+
+``cuda.defer_cleanup()`` does not hold back device memory: it goes to the pool at once, also inside the block, which gives nothing
+to the driver. The host memory that Numba itself page-locks is freed when the block has ended, as with Numba's own manager.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""The lines of Python in RMM's README and in the article that introduced it, after ``import aquifer as rmm`` alone."""
+"""The lines of Python in RMM's README, in the article that introduced it and in NBEP 7, after ``import aquifer as rmm`` alone."""
 
 from __future__ import annotations
 
+import csv
 import doctest
+import gc
 import importlib.util
+from types import SimpleNamespace
 
 import aquifer
 import aquifer as rmm
@@ -120,6 +123,36 @@ def test_reinitialize_with_a_log(in_folder):
     lines = (in_folder / "test.dev0.csv").read_text().splitlines()
     assert lines[0] == "Thread,Time,Action,Pointer,Size,Stream"
     assert [line.split(",")[2:5:2] for line in lines[1:]] == [["allocate", "24"], ["free", "24"]]
+
+
+def allocates_80_bytes():
+    """NBEP 7's ``d_a = cuda.to_device(np.zeros(10)); del d_a``, by the package's own buffer."""
+    buffer = rmm.to_device(numpy.zeros(10).tobytes())
+    del buffer
+
+
+def allocates_80_bytes_by_numbas_plug_in():
+    pytest.importorskip("numba_cuda", reason="needs numba-cuda")
+    # What the plug-in asks of Numba's context.
+    manager = rmm.RMMNumbaManager(context=SimpleNamespace(device=SimpleNamespace(id=0)))
+    memory = manager.memalloc(80)
+    del memory
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("allocates", [allocates_80_bytes, allocates_80_bytes_by_numbas_plug_in])
+def test_what_stands_for_csv_log(in_folder, allocates):
+    # NBEP 7 ends with print(rmm.csv_log()), whose rows begin with Alloc,0,0x7fae06600000,0,80 and Free,0,0x7fae06600000,0,0.
+    assert not hasattr(rmm, "csv_log")
+    rmm.enable_logging("log.csv")
+    allocates()
+    name = rmm.get_log_filenames()[0]
+    rmm.disable_logging()
+    with open(name) as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["Action"], row["Size"]) for row in rows] == [("allocate", "80"), ("free", "80")]
+    assert rows[0]["Pointer"] == rows[1]["Pointer"]
 
 
 def test_to_device_is_of_both_names():

@@ -6,10 +6,11 @@ use crate::support::{layout, simulated};
 use crate::table::Table;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, Error, ErrorKind, Result,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, Result,
     Stream,
+    container::MemoryLocation,
     mr::{
-        AlignedAdaptor, FailureCallbackAdaptor, LimitingAdaptor, LocalDeviceResource, LogFormat,
+        AlignedAdaptor, AsyncResource, FailureCallbackAdaptor, LimitingAdaptor, LocalDeviceResource, LogFormat,
         LoggingAdaptor, ManagedResource, PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor,
         TrackingAdaptor,
     },
@@ -47,6 +48,12 @@ pub(crate) fn rows(table: &mut Table) {
     let prefetched = PrefetchAdaptor::new(managed);
     simulator.fail_call("cuMemPrefetchAsync", 1, 999).unwrap();
     table.failed("no prefetch", prefetched.allocate(&stream, layout(64)));
+    let moved = DeviceVec::<u8>::zeroed_in(&stream, 64, ManagedResource::new(&device).unwrap());
+    simulator.fail_call("cuMemPrefetchAsync", 1, 999).unwrap();
+    table.failed("no prefetch to the host", moved.unwrap().prefetch(MemoryLocation::Host));
+    simulator.fail_call("cuStreamQuery", 1, 999).unwrap();
+    table.failed("no answer of a stream", stream.is_idle());
+    table.failed("no pool for a fabric", AsyncResource::builder(&device).fabric(true).build());
 
     let tracked = TrackingAdaptor::new(plain());
     let held = tracked.allocate(&stream, layout(64)).unwrap();

@@ -37,6 +37,7 @@ fn use_much(device: &Device, peer: &Device) {
     other.wait(&event).unwrap();
     event.synchronize().unwrap();
     assert!(event.is_complete().unwrap());
+    stream.is_idle().unwrap();
     // The device keeps a few for later, and destroys the others.
     drop([(); 2000].map(|()| stream.record().unwrap()));
 

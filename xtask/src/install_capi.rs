@@ -1,7 +1,7 @@
 //! Builds the C library and installs it under a prefix, as C and C++ programs look for libraries.
 //!
 //! ```text
-//! PREFIX/include/aquifer.h, aquifer_rmm.hpp
+//! PREFIX/include/aquifer.h, aquifer_rmm.hpp, aquifer_thrust.hpp
 //! PREFIX/lib/libaquifer.a, libaquifer.so -> libaquifer.so.0 -> libaquifer.so.VERSION
 //! PREFIX/lib/pkgconfig/aquifer.pc
 //! PREFIX/lib/cmake/aquifer/aquiferConfig.cmake, aquiferConfigVersion.cmake
@@ -30,7 +30,7 @@ pub(crate) fn install(place: &Place, prefix: &Path, profile: &str) -> Result<Vec
     let capi = place.root.join("capi");
     let version = version(&capi.join("library/Cargo.toml"))?;
     let mut installed = Installed { prefix: std::path::absolute(prefix)?, files: Vec::new() };
-    for header in ["aquifer.h", "aquifer_rmm.hpp"] {
+    for header in ["aquifer.h", "aquifer_rmm.hpp", "aquifer_thrust.hpp"] {
         installed.copy(&capi.join("include").join(header), &format!("include/{header}"))?;
     }
     installed.copy(&built.join("libaquifer.a"), "lib/libaquifer.a")?;

@@ -25,7 +25,9 @@ mod rows;
 mod soak;
 mod source_rules;
 mod steps;
+mod thrust;
 mod tree;
+mod wheels;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};

@@ -3,7 +3,7 @@
 use crate::report::Verdict;
 use crate::{
     Place, bench, candle, cargo, commits, examples, faults, loom, msrv, mutants, nightly, nvidia,
-    python, soak, source_rules,
+    python, soak, source_rules, thrust,
 };
 use anyhow::{Result, bail};
 
@@ -77,6 +77,7 @@ pub(crate) const STEPS: &[Step] = &[
         "the crate for cuda-core and cutile, which wants CUDA's headers and libclang",
         nvidia::step,
     ),
+    ci("thrust", "Thrust's sort and scan over the C library, with CCCL's headers", thrust::step),
     ci("numpy", "NumPy's own tests over the Python package's handler", python::numpy),
     ci("package", "cargo publish --dry-run", cargo::package),
 ];

@@ -192,7 +192,8 @@ impl Compiler {
         command
     }
 
-    fn sanitizing(&self) -> Command {
+    /// As [`command`](Self::command), with the compiler's sanitizers.
+    pub(crate) fn sanitizing(&self) -> Command {
         let mut command = self.command();
         command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]);
         command

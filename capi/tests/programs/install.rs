@@ -53,7 +53,7 @@ fn all_files_are_there() {
         Path::new("libaquifer.so.0")
     );
     assert_eq!(std::fs::read_link(lib.join("libaquifer.so.0")).unwrap(), Path::new(&library));
-    for header in ["aquifer.h", "aquifer_rmm.hpp"] {
+    for header in ["aquifer.h", "aquifer_rmm.hpp", "aquifer_thrust.hpp"] {
         assert!(prefix().join("include").join(header).is_file(), "{header}");
     }
     for file in ["cmake/aquifer/aquiferConfig.cmake", "cmake/aquifer/aquiferConfigVersion.cmake"] {

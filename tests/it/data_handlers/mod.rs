@@ -4,6 +4,7 @@ mod containers;
 mod current;
 mod failures;
 mod placed;
+mod sample;
 mod tables;
 
 use allocator_api2::alloc::{AllocError, Allocator, Global};
