@@ -6,13 +6,13 @@ use crate::support::{layout, simulated};
 use crate::table::Table;
 use aquifer::sim::SimConfig;
 use aquifer::{
-    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind, Result,
-    Stream,
+    CudaResource, Device, DeviceBlock, DeviceLayout, DeviceResource, DeviceVec, Error, ErrorKind,
+    Result, Stream,
     container::MemoryLocation,
     mr::{
-        AlignedAdaptor, AsyncResource, FailureCallbackAdaptor, LimitingAdaptor, LocalDeviceResource, LogFormat,
-        LoggingAdaptor, ManagedResource, PrefetchAdaptor, StatisticsAdaptor, ThreadSafeAdaptor,
-        TrackingAdaptor,
+        AlignedAdaptor, AsyncResource, FailureCallbackAdaptor, LimitingAdaptor,
+        LocalDeviceResource, LogFormat, LoggingAdaptor, ManagedResource, PrefetchAdaptor,
+        StatisticsAdaptor, ThreadSafeAdaptor, TrackingAdaptor,
     },
 };
 

@@ -106,6 +106,10 @@ impl Stream {
     #[track_caller]
     pub fn is_idle(&self) -> Result<bool> {
         let _site = CallSite::enter();
+        self.query()
+    }
+
+    fn query(&self) -> Result<bool> {
         let device = self.device();
         if *self == device.default_stream() && any_capturing(device) {
             return Ok(false);
