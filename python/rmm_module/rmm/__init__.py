@@ -1,0 +1,3 @@
+"""RMM's package over Aquifer's pools."""
+
+from aquifer import *  # noqa: F403
