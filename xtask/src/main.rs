@@ -7,6 +7,7 @@ mod bench;
 mod candle;
 mod cargo;
 mod commits;
+mod environment;
 mod examples;
 mod faults;
 mod faulty;
@@ -26,6 +27,7 @@ mod soak;
 mod source_rules;
 mod steps;
 mod tree;
+mod wheel;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
@@ -88,6 +90,8 @@ enum Task {
         #[arg(long, default_value = "capi", value_name = "PROFILE")]
         profile: String,
     },
+    /// Build the wheel of the Python package for Linux with glibc 2.28 and later, and check it.
+    Wheel(wheel::Arguments),
     /// Look for the programs on which pools hold most over what is in use.
     Adversary(soak::Adversary),
     /// Run the long soaks as they ship, or with one fault, which has to be found.
@@ -187,6 +191,12 @@ fn run() -> Result<ExitCode> {
         }
         Task::InstallCapi { prefix, profile } => {
             for file in install_capi::install(&place, &prefix, &profile)? {
+                println!("{}", file.display());
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Wheel(asked) => {
+            for file in wheel::run(&place, &asked)? {
                 println!("{}", file.display());
             }
             Ok(ExitCode::SUCCESS)
