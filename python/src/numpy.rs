@@ -253,7 +253,12 @@ pub(crate) fn import<'py>(py: Python<'py>, wanted_by: &str) -> PyResult<Bound<'p
         let message = format!(
             "{wanted_by} needs NumPy, which is not installed (run pip install 'aquifer-cuda[numpy]')"
         );
-        PyModuleNotFoundError::new_err(message)
+        let made = PyModuleNotFoundError::new_err(message);
+        // As the import's own error has it.
+        match made.value(py).setattr("name", "numpy") {
+            Ok(()) => made,
+            Err(failed) => failed,
+        }
     })
 }
 

@@ -21,9 +21,8 @@ const NUMPY_SUITES: [&[&str]; 2] =
 /// The oldest Python, one between, and the newest. The wheel is the same for all.
 const VERSIONS: [&str; 3] = ["3.10", "3.12", "3.14"];
 
-/// What is tested on each of them: the native module's types, other libraries' protocols, a host in C++, the command.
-const ON_EACH: &str =
-    "buffer or dlpack or stream or mr or numpy or host or command or distribution";
+/// What is tested on each of them: buffers, other libraries' protocols, a host in C++, the command.
+const ON_EACH: &str = "buffer or dlpack or numpy or host or command or distribution";
 
 const NO_PYTHON: &str = "no Python from 3.10 with venv was found";
 
@@ -66,7 +65,19 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
         let arguments = [&common[..], &["-k", ON_EACH, &*tests]].concat();
         said.push(format!("{version}: {}", environment.pytest(&elsewhere, &arguments)?));
     }
+    said.push(format!("from the source: {}", from_source(place, &python)?));
     Ok(Verdict::Passed(said.join("; ")))
+}
+
+/// Has pip build the source distribution, and the distribution of the name `rmm`, which needs this version of the package.
+fn from_source(place: &Place, python: &Path) -> Result<String> {
+    let environment = Environment::new(place, python, "source")?;
+    wheel::install_sdist(place, &environment)?;
+    environment.install(&place.root, &["./python/rmm_module"])?;
+    let mut program = environment.command(&place.target);
+    program
+        .args(["-c", "import aquifer, rmm; assert rmm.use is aquifer.use; print(rmm.use('pool'))"]);
+    Ok(shown(&mut program, None)?.ok()?.text.trim().into())
 }
 
 /// NumPy's own tests, with arrays from 64 KiB on in page-locked memory.

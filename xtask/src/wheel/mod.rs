@@ -44,7 +44,7 @@ pub(crate) fn run(place: &Place, arguments: &Arguments) -> Result<Vec<PathBuf>> 
         None => build_for(place, &into, For::All)?,
     }];
     if arguments.sdist {
-        files.push(sdist(place, &into)?);
+        files.push(sdist(place, &tools(place)?, &into)?);
     }
     Ok(files)
 }
@@ -55,10 +55,26 @@ pub(crate) fn build(place: &Place) -> Result<PathBuf> {
 }
 
 /// Builds the source distribution: the package with all crates that it is made of.
-pub(crate) fn sdist(place: &Place, into: &Path) -> Result<PathBuf> {
-    let mut maturin = maturin(place, &tools(place)?);
+fn sdist(place: &Place, tools: &Environment, into: &Path) -> Result<PathBuf> {
+    let mut maturin = maturin(place, tools);
     maturin.arg("sdist");
     made(maturin, into)
+}
+
+/// Has pip build and install the source distribution, as where there is no wheel for the machine.
+pub(crate) fn install_sdist(place: &Place, into: &Environment) -> Result<()> {
+    let sdist = sdist(place, &tools(place)?, &place.target.join("wheels"))?;
+    let mut pip = into.command(&place.target);
+    pip.args(["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]).arg(sdist);
+    // The same code, built in a third of the time.
+    for (name, value) in
+        [("LTO", "off"), ("OPT_LEVEL", "0"), ("CODEGEN_UNITS", "16"), ("DEBUG", "0")]
+    {
+        pip.env(format!("CARGO_PROFILE_CAPI_{name}"), value);
+    }
+    pip.env("CARGO_TARGET_DIR", place.target.join("python/sdist-build"));
+    shown(&mut pip, None)?.ok()?;
+    Ok(())
 }
 
 fn build_for(place: &Place, into: &Path, python: For<'_>) -> Result<PathBuf> {
