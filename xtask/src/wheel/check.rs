@@ -90,7 +90,9 @@ fn check_libraries(folder: &Path) -> Result<()> {
         bail!("the library needs GLIBC_{}.{}", newest.0, newest.1);
     }
     if !said.contains("Shared library: [libgcc_s.so.1]") {
-        bail!("the library has an unwinder of its own, through which no exception of C++ passes");
+        bail!(
+            "the library has an unwinder of its own, in which an exception of C++ may end the process"
+        );
     }
     println!("newest symbol of glibc: {}.{}; unwinder: libgcc_s.so.1", newest.0, newest.1);
     Ok(())

@@ -1,7 +1,7 @@
 //! glibc 2.28 for a linker: the shared libraries' symbols with their versions, and none of the code.
 //!
 //! The system's compiler links the wheel with them. So the wheel has no newer symbol, and its unwinder is the process's
-//! `libgcc_s`. Through an unwinder of the wheel's own, as `maturin --zig` links one, no exception of C++ passes.
+//! `libgcc_s`. `maturin --zig` would link LLVM's unwinder into it, in which an exception of C++ ends the process.
 
 use crate::Place;
 use crate::environment::Environment;

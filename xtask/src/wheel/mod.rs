@@ -85,7 +85,7 @@ fn build_for(place: &Place, into: &Path, python: For<'_>) -> Result<PathBuf> {
     let tools = tools(place)?;
     let glibc = glibc::libraries(place, &tools.programs().join("python"))?;
     let mut maturin = maturin(place, &tools);
-    maturin.args(["build", "--target", target, "--auditwheel", "check"]);
+    maturin.args(["build", "--locked", "--target", target, "--auditwheel", "check"]);
     let (major, minor) = glibc::VERSION;
     maturin.arg("--manylinux").arg(format!("{major}_{minor}"));
     if let For::One(python) = python {
