@@ -498,7 +498,7 @@ impl DeviceBuffer {
         let ary = match ary {
             Some(ary) => ary,
             None => {
-                let numpy = py.import("numpy")?;
+                let numpy = crate::numpy::import(py, "copy_to_host() without a target")?;
                 numpy.call_method1("empty", (self.size(), "u1"))?.unbind()
             }
         };

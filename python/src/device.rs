@@ -118,6 +118,13 @@ pub(crate) fn device_name(
     Ok(self::device(py, device.unwrap_or_else(current_ordinal))?.name().to_owned())
 }
 
+/// The version of CUDA that the driver is for, such as 13000 for CUDA 13.0. The simulated device has none.
+#[pyfunction]
+pub(crate) fn _driver_version(py: Python<'_>) -> PyResult<Option<u32>> {
+    let version = device(py, current_ordinal())?.properties().driver_version;
+    Ok(Some(version).filter(|version| *version != 0))
+}
+
 /// From now on device 0 is a simulated one where there is no GPU. Call it before anything else asks for a device.
 #[pyfunction]
 pub(crate) fn simulate(py: Python<'_>) -> PyResult<()> {

@@ -75,6 +75,13 @@ pub(crate) fn pinned_statistics(py: Python<'_>) -> Result<(usize, usize, usize, 
     Ok((now.reserved, now.peak_reserved, now.live, now.largest_free))
 }
 
+/// The maximum size and the release threshold. None is for no limit.
+#[pyfunction]
+pub(crate) fn pinned_limits(py: Python<'_>) -> Result<(Option<usize>, Option<usize>)> {
+    let pool = detach(py, embedded::host_pool)?;
+    Ok((pool.maximum_size(), pool.release_threshold()))
+}
+
 /// Changes limits: 2 to the power of 64 less 1 stands for none. None leaves one as it is.
 #[pyfunction]
 #[pyo3(signature = (maximum_size, release_threshold, touch_threads))]

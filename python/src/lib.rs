@@ -66,6 +66,7 @@ fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(device::device_count, module)?)?;
     module.add_function(wrap_pyfunction!(device::_choose_device, module)?)?;
     module.add_function(wrap_pyfunction!(device::current_device, module)?)?;
+    module.add_function(wrap_pyfunction!(device::_driver_version, module)?)?;
     module.add_function(wrap_pyfunction!(device::device_name, module)?)?;
     module.add_function(wrap_pyfunction!(device::is_simulated, module)?)?;
     module.add_function(wrap_pyfunction!(device::simulate, module)?)?;
@@ -80,6 +81,7 @@ fn _aquifer(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(buffer::copy_device_to_ptr, module)?)?;
     module.add_function(wrap_pyfunction!(host_memory::pinned_trim, module)?)?;
     module.add_function(wrap_pyfunction!(host_memory::pinned_statistics, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::pinned_limits, module)?)?;
     module.add_function(wrap_pyfunction!(host_memory::pinned_set_limits, module)?)?;
     module.add_function(wrap_pyfunction!(numpy::numpy_data_handler, module)?)?;
     module.add_function(wrap_pyfunction!(numpy::numpy_set_handler, module)?)?;

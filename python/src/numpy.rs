@@ -15,7 +15,7 @@ use aquifer_capi::{aquifer_status, embedded};
 use aquifer_rs::allocator_api2::alloc::{Allocator, Layout};
 use aquifer_rs::{ErrorKind, pinned::PinnedPool};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyModuleNotFoundError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -239,11 +239,34 @@ unsafe extern "C" fn free(ctx: *mut c_void, block: *mut c_void, bytes: usize) {
 /// The handlers that were asked for, by the sizes from which they page-lock, and from which they do not lock zeros.
 static MADE: LazyLock<Mutex<HashMap<(usize, usize), usize>>> = LazyLock::new(Mutex::default);
 
+/// NumPy, which need not be installed. The error without it says what wants it, and the extra that brings it.
+pub(crate) fn import<'py>(py: Python<'py>, wanted_by: &str) -> PyResult<Bound<'py, PyModule>> {
+    guard_thread();
+    py.import("numpy").map_err(|error| {
+        let names_numpy = |it: Bound<'_, PyAny>| it.extract().is_ok_and(|name: &str| name == "numpy");
+        let is_missing = error.is_instance_of::<PyModuleNotFoundError>(py)
+            && error.value(py).getattr("name").is_ok_and(names_numpy);
+        // One that is there and fails says why itself.
+        if !is_missing {
+            return error;
+        }
+        let message = format!(
+            "{wanted_by} needs NumPy, which is not installed (run pip install 'aquifer-cuda[numpy]')"
+        );
+        let made = PyModuleNotFoundError::new_err(message);
+        // As the import's own error has it.
+        match made.value(py).setattr("name", "numpy") {
+            Ok(()) => made,
+            Err(failed) => failed,
+        }
+    })
+}
+
 type FeatureVersion = unsafe extern "C" fn() -> c_uint;
 
 /// NumPy's table of functions, which has those of handlers.
 fn array_api(py: Python<'_>) -> Result<*const *const c_void> {
-    guard_thread();
+    import(py, "numpy_handler()")?;
     let module = py
         .import("numpy._core._multiarray_umath")
         .or_else(|_| py.import("numpy.core._multiarray_umath"))?;

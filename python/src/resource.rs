@@ -418,6 +418,12 @@ impl DeviceMemoryResource {
         Ok(built.resources().limiting().map(|it| (it.allocated(), it.limit())))
     }
 
+    /// The maximum of the outermost `pool`. None without one, and without a maximum.
+    fn _pool_maximum(&self) -> PyResult<Option<usize>> {
+        guard_thread();
+        Ok(self.built()?.resources().pool().and_then(|pool| pool.maximum_size()))
+    }
+
     /// Waits until the rows of the logs are written.
     fn _flush(&self, py: Python<'_>) -> PyResult<()> {
         let built = self.built()?;

@@ -7,6 +7,7 @@ mod bench;
 mod candle;
 mod cargo;
 mod commits;
+mod environment;
 mod examples;
 mod faults;
 mod faulty;
@@ -19,6 +20,7 @@ mod nightly;
 mod nvidia;
 mod process;
 mod programs;
+mod pypi;
 mod python;
 mod report;
 mod rows;
@@ -27,7 +29,7 @@ mod source_rules;
 mod steps;
 mod thrust;
 mod tree;
-mod wheels;
+mod wheel;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
@@ -90,6 +92,8 @@ enum Task {
         #[arg(long, default_value = "capi", value_name = "PROFILE")]
         profile: String,
     },
+    /// Build the wheel of the Python package for Linux with glibc 2.28 and later, and check it.
+    Wheel(wheel::Arguments),
     /// Look for the programs on which pools hold most over what is in use.
     Adversary(soak::Adversary),
     /// Run the long soaks as they ship, or with one fault, which has to be found.
@@ -189,6 +193,12 @@ fn run() -> Result<ExitCode> {
         }
         Task::InstallCapi { prefix, profile } => {
             for file in install_capi::install(&place, &prefix, &profile)? {
+                println!("{}", file.display());
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Wheel(asked) => {
+            for file in wheel::run(&place, &asked)? {
                 println!("{}", file.display());
             }
             Ok(ExitCode::SUCCESS)

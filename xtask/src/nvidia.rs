@@ -4,8 +4,8 @@
 use crate::Place;
 use crate::cargo::{cargo, tests};
 use crate::process::{quiet, shown};
+use crate::pypi::download;
 use crate::report::Verdict;
-use crate::wheels::download;
 use anyhow::{Context as _, Result};
 use std::ffi::OsString;
 use std::fs;

@@ -1,13 +1,13 @@
-//! The Python package: built and installed as a user does, into virtual environments of its own, and tested there on the
-//! simulated device.
+//! The Python package: the wheel that users get, installed into clean virtual environments, and tested there on the simulated
+//! device.
 
 use crate::Place;
-use crate::process::{on_all_cores, quiet, shown};
+use crate::environment::{self, Environment};
+use crate::process::{on_all_cores, shown};
 use crate::report::Verdict;
-use anyhow::{Context as _, Result};
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use crate::wheel;
+use anyhow::Result;
+use std::path::Path;
 use std::time::Duration;
 
 /// Libraries with plug-ins that start without a GPU. PyTorch's is too large for each run: its part is tested against a
@@ -18,62 +18,29 @@ const LIBRARIES: [&str; 3] = ["numba==0.68.*", "numba-cuda[cu13]==0.30.*", "cupy
 const NUMPY_SUITES: [&[&str]; 2] =
     [&["numpy._core"], &["numpy.lib", "numpy.ma", "numpy.linalg", "numpy.fft", "numpy.random"]];
 
-/// A virtual environment.
-struct Environment(PathBuf);
+/// The oldest Python, one between, and the newest. The wheel is the same for all.
+const VERSIONS: [&str; 3] = ["3.10", "3.12", "3.14"];
 
-impl Environment {
-    /// A new one, in the place of any that was there.
-    fn new(place: &Place, python: &str, name: &str) -> Result<Self> {
-        let path = place.target.join("python").join(name);
-        if path.exists() {
-            fs::remove_dir_all(&path).with_context(|| path.display().to_string())?;
-        }
-        shown(Command::new(python).args(["-m", "venv"]).arg(&path), None)?.ok()?;
-        Ok(Self(path))
-    }
+/// What is tested on each of them: buffers, other libraries' protocols, a host in C++, the command.
+const ON_EACH: &str = "buffer or dlpack or numpy or host or command or distribution";
 
-    fn command(&self, folder: &Path) -> Command {
-        let mut command = Command::new(self.0.join("bin/python"));
-        command.current_dir(folder).env("AQUIFER_BACKEND", "sim").env_remove("AQUIFER_STACK");
-        command.env_remove("PYTHONPATH");
-        command
-    }
+const NO_PYTHON: &str = "no Python from 3.10 with venv was found";
 
-    fn install(&self, folder: &Path, what: &[&str]) -> Result<()> {
-        let mut pip = self.command(folder);
-        pip.args(["-m", "pip", "install", "-q", "--disable-pip-version-check"]).args(what);
-        shown(&mut pip, None)?.ok()?;
-        Ok(())
-    }
-
-    /// Runs pytest; its closing line.
-    fn pytest(&self, folder: &Path, arguments: &[&str]) -> Result<String> {
-        let mut command = self.command(folder);
-        command.args(["-m", "pytest", "-q", "-rs"]).args(arguments);
-        let finished = shown(&mut command, Some(Duration::from_secs(1200)))?.ok()?;
-        let last = finished.text.lines().rfind(|line| line.contains(" passed"));
-        Ok(last.context("pytest said nothing of tests")?.trim_matches([' ', '=']).to_owned())
-    }
+/// The wheel with an extra, for pip.
+fn with_extra(wheel: &Path, extra: &str) -> String {
+    format!("{}[{extra}]", wheel.display())
 }
 
-/// A Python that the package is for.
-fn python() -> Option<&'static str> {
-    let names = ["python3", "python3.13", "python3.12", "python3.11", "python3.10"];
-    names.into_iter().find(|name| {
-        let asked = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
-        quiet(Command::new(name).args(["-c", asked]), None).is_ok_and(|it| it.status.success())
-    })
-}
-
-/// Builds the wheel by `pip install`, tests it where only NumPy is beside it, and again with the libraries and a checker of
-/// types.
+/// Builds the wheel and tests it where only NumPy is beside it, and again with the libraries and a checker of types. Then
+/// the same wheel on the oldest and the newest Python.
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
-    let Some(python) = python() else {
-        return Ok(Verdict::Skipped("no Python from 3.10 with venv was found".into()));
+    let Some(python) = environment::python(None) else {
+        return Ok(Verdict::Skipped(NO_PYTHON.into()));
     };
+    let wheel = wheel::build(place)?;
     let source = place.root.join("python");
-    let environment = Environment::new(place, python, "clean")?;
-    environment.install(&place.root, &["./python[test]"])?;
+    let environment = Environment::new(place, &python, "clean")?;
+    environment.install(&place.root, &[with_extra(&wheel, "test")])?;
     // From another folder: what is tested is what was installed.
     let elsewhere = place.target.join("python");
     let tests = source.join("tests");
@@ -87,21 +54,45 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let of_libraries = ["-k", "plugin or exit or readme or types or lines"];
     let beside =
         environment.pytest(&elsewhere, &[&common[..], &of_libraries, &[&*tests]].concat())?;
-    Ok(Verdict::Passed(format!("alone: {alone}; with Numba and CuPy: {beside}")))
+    let mut said = vec![format!("alone: {alone}"), format!("with Numba and CuPy: {beside}")];
+    for version in VERSIONS {
+        let Some(python) = environment::python(Some(version)) else {
+            said.push(format!("{version}: NOT TESTED, as it is not installed"));
+            continue;
+        };
+        let environment = Environment::new(place, &python, version)?;
+        environment.install(&place.root, &[with_extra(&wheel, "test")])?;
+        let arguments = [&common[..], &["-k", ON_EACH, &*tests]].concat();
+        said.push(format!("{version}: {}", environment.pytest(&elsewhere, &arguments)?));
+    }
+    said.push(format!("from the source: {}", from_source(place, &python)?));
+    Ok(Verdict::Passed(said.join("; ")))
+}
+
+/// Has pip build the source distribution, and the distribution of the name `rmm`, which needs this version of the package.
+fn from_source(place: &Place, python: &Path) -> Result<String> {
+    let environment = Environment::new(place, python, "source")?;
+    wheel::install_sdist(place, &environment)?;
+    environment.install(&place.root, &["./python/rmm_module"])?;
+    let mut program = environment.command(&place.target);
+    let asked = "import aquifer, rmm; assert rmm.mr.PoolMemoryResource is aquifer.mr.PoolMemoryResource; \
+                 print(rmm.mr.get_current_device_resource())";
+    program.args(["-c", asked]);
+    Ok(shown(&mut program, None)?.ok()?.text.trim().into())
 }
 
 /// NumPy's own tests, with arrays from 64 KiB on in page-locked memory.
 pub(crate) fn numpy(place: &Place) -> Result<Verdict> {
-    let Some(python) = python() else {
-        return Ok(Verdict::Skipped("no Python from 3.10 with venv was found".into()));
+    let Some(python) = environment::python(None) else {
+        return Ok(Verdict::Skipped(NO_PYTHON.into()));
     };
-    let environment = Environment::new(place, python, "numpy")?;
+    let wheel = with_extra(&wheel::build(place)?, "test");
+    let environment = Environment::new(place, &python, "numpy")?;
     // Some of its tests build modules.
-    let tools = ["hypothesis", "meson", "ninja"];
-    environment.install(&place.root, &[&["./python[test]"], &tools[..]].concat())?;
+    environment.install(&place.root, &[&*wheel, "hypothesis", "meson", "ninja"])?;
     let plugin = place.root.join("python/tests");
     let elsewhere = place.target.join("python");
-    let tools = std::iter::once(environment.0.join("bin"));
+    let tools = std::iter::once(environment.programs());
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(tools.chain(std::env::split_paths(&path)))?;
     let run = |suites: &&[&str]| -> Result<String> {

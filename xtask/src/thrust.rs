@@ -2,8 +2,8 @@
 
 use crate::Place;
 use crate::cargo::{cargo, tests};
+use crate::pypi::download;
 use crate::report::Verdict;
-use crate::wheels::download;
 use anyhow::{Context as _, Result};
 use std::fs;
 use std::path::PathBuf;
