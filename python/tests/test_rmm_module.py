@@ -26,7 +26,7 @@ NAMES = {
     "rmm.mr.experimental": "CudaAsyncManagedMemoryResource",
     "rmm.pylibrmm": "CudaStreamFlags CudaStreamPool DeviceBuffer memory_resource",
     "rmm.pylibrmm.device_buffer": "DeviceBuffer copy_device_to_ptr copy_host_to_ptr copy_ptr_to_host to_device",
-    "rmm.pylibrmm.stream": "CudaStreamFlags DEFAULT_STREAM LEGACY_DEFAULT_STREAM Stream",
+    "rmm.pylibrmm.stream": "CudaStreamFlags DEFAULT_STREAM LEGACY_DEFAULT_STREAM PER_THREAD_DEFAULT_STREAM Stream",
     "rmm.pylibrmm.cuda_stream_pool": "CudaStreamPool",
     "rmm.pylibrmm.logger": "flush_logger get_flush_level get_logging_level level_enum set_flush_level "
     "set_logging_level should_log",
@@ -64,6 +64,16 @@ print(rmm.DeviceBuffer is aquifer.DeviceBuffer, rmm.mr.PoolMemoryResource is aqu
       Stream is aquifer.Stream, rmm.RMMError is aquifer.Error)
 """
     assert set(run_rmm(program).split()) == {"True"}
+
+
+def test_the_per_thread_default_stream_is_refused_with_a_reason(run_rmm):
+    program = """
+import rmm
+from rmm.pylibrmm.stream import PER_THREAD_DEFAULT_STREAM
+try: rmm.DeviceBuffer(size=1, stream=PER_THREAD_DEFAULT_STREAM)
+except ValueError as error: print(error)
+"""
+    assert "the per-thread default stream is another one on each thread" in run_rmm(program)
 
 
 def test_an_import_opens_no_device(run_rmm):

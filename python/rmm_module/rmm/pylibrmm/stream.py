@@ -2,10 +2,20 @@
 
 from aquifer import CudaStreamFlags, Stream, default_stream
 
-__all__ = ["DEFAULT_STREAM", "LEGACY_DEFAULT_STREAM", "CudaStreamFlags", "Stream"]
+__all__ = ["DEFAULT_STREAM", "LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM", "CudaStreamFlags", "Stream"]
 
 
-def __getattr__(name):
+class _PerThreadDefaultStream:
+    """The default stream of whatever thread uses it. Aquifer's calls refuse it, and say why."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 2
+
+
+PER_THREAD_DEFAULT_STREAM = _PerThreadDefaultStream()
+
+
+def __getattr__(name: str) -> Stream:
     if name in ("DEFAULT_STREAM", "LEGACY_DEFAULT_STREAM"):
         return default_stream()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
