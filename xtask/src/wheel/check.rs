@@ -32,8 +32,9 @@ pub(super) fn check(
     let name = wheel.file_name().unwrap_or_default().to_string_lossy();
     let (major, minor) = glibc::VERSION;
     let platform = format!("manylinux_{major}_{minor}_{}", std::env::consts::ARCH);
-    if is_for_all && !name.ends_with(&format!("-cp310-abi3-{platform}.whl")) {
-        bail!("{name} is not for {platform} and all Pythons from 3.10 on");
+    let pythons = if is_for_all { "-cp310-abi3" } else { "t" };
+    if !name.ends_with(&format!("{pythons}-{platform}.whl")) {
+        bail!("{name} has not the tags {pythons}-{platform}");
     }
     let folder = unpacked(place, tools, wheel)?;
     check_libraries(&folder)?;

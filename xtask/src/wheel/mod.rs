@@ -99,16 +99,19 @@ fn build_for(place: &Place, into: &Path, python: For<'_>) -> Result<PathBuf> {
     Ok(wheel)
 }
 
-/// The target of a wheel: this machine, if there are wheels for its kind.
+/// The target of a wheel for this machine, if there are wheels for its kind.
 fn target() -> Result<&'static str> {
-    let is_linux = cfg!(all(target_os = "linux", target_env = "gnu"));
-    match std::env::consts::ARCH {
-        "x86_64" if is_linux => Ok("x86_64-unknown-linux-gnu"),
-        "aarch64" if is_linux => Ok("aarch64-unknown-linux-gnu"),
-        arch => bail!(
-            "wheels are made on Linux with glibc, on x86_64 and aarch64, and not on {arch} {} \
-             (`pip install ./python` builds the package for the machine that it runs on)",
-            std::env::consts::OS
+    let libc = if cfg!(target_env = "gnu") { "glibc" } else { "another libc" };
+    target_of(std::env::consts::ARCH, std::env::consts::OS, libc)
+}
+
+fn target_of(arch: &str, system: &str, libc: &str) -> Result<&'static str> {
+    match (arch, system, libc) {
+        ("x86_64", "linux", "glibc") => Ok("x86_64-unknown-linux-gnu"),
+        ("aarch64", "linux", "glibc") => Ok("aarch64-unknown-linux-gnu"),
+        _ => bail!(
+            "there are wheels for Linux with glibc on x86_64 and aarch64, and not for {system} with {libc} on {arch} \
+             (`pip install ./python` builds the package for the machine that it runs on)"
         ),
     }
 }
@@ -149,4 +152,29 @@ fn made(mut maturin: Command, into: &Path) -> Result<PathBuf> {
     fs::rename(file.path(), &path).with_context(|| path.display().to_string())?;
     fs::remove_dir_all(&new)?;
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_machines_that_have_no_wheel() {
+        assert_eq!(target_of("aarch64", "linux", "glibc").unwrap(), "aarch64-unknown-linux-gnu");
+        for (arch, system, libc) in [
+            ("x86_64", "linux", "another libc"),
+            ("riscv64", "linux", "glibc"),
+            ("x86_64", "windows", "another libc"),
+        ] {
+            let error = target_of(arch, system, libc).unwrap_err().to_string();
+            assert!(error.contains(&format!("not for {system} with {libc} on {arch}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn refuses_a_wheel_of_its_own_where_the_lock_is() {
+        let Some(python) = environment::python(None) else { return };
+        let error = require_free_threaded(&python).unwrap_err().to_string();
+        assert!(error.contains("has the global lock"), "{error}");
+    }
 }
