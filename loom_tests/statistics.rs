@@ -17,6 +17,8 @@ struct State {
     counters: SharedCounters,
     /// Held by the thread that holds the only block.
     only: Mutex<()>,
+    /// The blocks of before a scope.
+    aside: Mutex<Counter>,
 }
 
 /// No thread has counted: the first one owns the counters.
@@ -63,6 +65,21 @@ impl State {
         let only = self.only.lock().unwrap();
         self.pair();
         drop(only);
+    }
+
+    /// As a scope of all threads begins.
+    fn put_aside(&self) {
+        let counters = self.counters.exchange(std::mem::take);
+        *self.aside.lock().unwrap() = counters.allocations;
+    }
+
+    /// What was counted before a scope, and in it, is all that was counted.
+    fn end_of_scope(&self, current: i64, total: i64) {
+        let (before, inside) = (*self.aside.lock().unwrap(), self.read());
+        assert_eq!(before.current + inside.current, current, "current before and inside");
+        assert_eq!(before.total + inside.total, total, "total before and inside");
+        let peak = before.peak.max(before.current + inside.peak);
+        assert!((1..=2).contains(&peak), "the peak is {peak}");
     }
 
     /// Blocks, of which each has its bytes.
@@ -200,5 +217,25 @@ fn a_reader_and_two_threads() {
         shared,
         &[State::pair, State::pair, |s| s.look(2)],
         |s| s.end(0, 1..=2, 4),
+    );
+}
+
+/// A scope of all threads begins while the owner counts.
+#[test]
+fn a_scope_beside_the_owner() {
+    model("a_scope_beside_the_owner", 100, owned, &[State::pair, State::put_aside], |s| {
+        s.end_of_scope(0, 2)
+    });
+}
+
+/// A scope of all threads begins while the owner and another thread count.
+#[test]
+fn a_scope_beside_two_threads() {
+    large_model(
+        "a_scope_beside_two_threads",
+        1_000,
+        owned,
+        &[State::pair, State::record_allocation, State::put_aside],
+        |s| s.end_of_scope(1, 3),
     );
 }

@@ -111,6 +111,8 @@ pub(crate) fn resource(device: &Device, functions: Arc<Functions>) -> CallbackRe
     let of_frees = functions.clone();
     let allocated = move |stream: &aquifer_rs::Stream, layout: aquifer_rs::DeviceLayout| {
         let bytes = layout.bytes();
+        let is_block =
+            |address: u64| address != 0 && address.is_multiple_of(layout.alignment() as u64);
         let call = |py: Python<'_>| {
             let _pending = Pending::take(py);
             let stream = Stream::new_of(Opened::of(stream.clone()));
@@ -118,15 +120,14 @@ pub(crate) fn resource(device: &Device, functions: Arc<Functions>) -> CallbackRe
                 .get(py, 0)
                 .and_then(|allocate| embedded::in_callback(|| allocate.call1(py, (bytes, stream))));
             let called = called.and_then(|it| it.extract::<u64>(py));
-            if called.is_ok() {
+            if called.as_ref().is_ok_and(|address| is_block(*address)) {
                 functions.blocks.fetch_add(1, Ordering::Relaxed);
             }
             called.map_err(|raised| error_of(py, raised))
         };
         let address =
             try_attach(call).unwrap_or_else(|| Err(Error::new(ErrorKind::Unsupported, AT_EXIT)))?;
-        if address == 0 || !address.is_multiple_of(layout.alignment() as u64) {
-            functions.blocks.fetch_sub(1, Ordering::Relaxed);
+        if !is_block(address) {
             let what = format!(
                 "a callback returned {address:#x}, where memory at a multiple of {} was asked",
                 layout.alignment()
