@@ -14,6 +14,12 @@ use std::time::Duration;
 /// module that stands in for it.
 const LIBRARIES: [&str; 3] = ["numba==0.68.*", "numba-cuda[cu13]==0.30.*", "cupy-cuda13x==14.*"];
 
+/// What reads the types of the package.
+const CHECKERS: [&str; 1] = ["mypy>=1.11"];
+
+/// What looks at other libraries.
+const OF_LIBRARIES: &str = "plugin or exit or readme or types or lines or rmm_module";
+
 /// NumPy's tests, in parts that take some two minutes each. A part is a process.
 const NUMPY_SUITES: [&[&str]; 2] =
     [&["numpy._core"], &["numpy.lib", "numpy.ma", "numpy.linalg", "numpy.fft", "numpy.random"]];
@@ -31,42 +37,57 @@ fn with_extra(wheel: &Path, extra: &str) -> String {
     format!("{}[{extra}]", wheel.display())
 }
 
-/// Builds the wheel and tests it where only NumPy is beside it, and again with the libraries and a checker of types. Then
-/// the same wheel on the oldest and the newest Python.
+/// A part of the step. Each has an environment of its own, and pytest one core.
+enum Part {
+    /// All tests, with NumPy alone beside the package.
+    Alone,
+    /// What looks at other libraries, beside them and the checkers of types.
+    Beside,
+    /// The source distribution.
+    Source,
+    /// The same wheel on another Python.
+    On(&'static str),
+}
+
+/// Builds the wheel, and tests it where only NumPy is beside it, with the libraries and the checkers of types, and on the
+/// oldest and the newest Python.
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let Some(python) = environment::python(None) else {
         return Ok(Verdict::Skipped(NO_PYTHON.into()));
     };
-    let wheel = wheel::build(place)?;
-    let source = place.root.join("python");
-    let environment = Environment::new(place, &python, "clean")?;
-    environment.install(&place.root, &[with_extra(&wheel, "test")])?;
-    // From another folder: what is tested is what was installed.
-    let elsewhere = place.target.join("python");
-    let tests = source.join("tests");
+    let wheel = with_extra(&wheel::build(place)?, "test");
+    let tests = place.root.join("python/tests");
     let tests = tests.to_string_lossy();
     let gpu = format!("--ignore={tests}/gpu");
     let common = ["--import-mode=importlib", "-p", "no:cacheprovider", &*gpu];
-    let alone = environment.pytest(&elsewhere, &[&common[..], &[&*tests]].concat())?;
-    environment.install(&place.root, &LIBRARIES)?;
-    environment.install(&place.root, &["mypy>=1.11"])?;
-    // What looks at other libraries.
-    let of_libraries = ["-k", "plugin or exit or readme or types or lines"];
-    let beside =
-        environment.pytest(&elsewhere, &[&common[..], &of_libraries, &[&*tests]].concat())?;
-    let mut said = vec![format!("alone: {alone}"), format!("with Numba and CuPy: {beside}")];
-    for version in VERSIONS {
-        let Some(python) = environment::python(Some(version)) else {
-            said.push(format!("{version}: NOT TESTED, as it is not installed"));
-            continue;
-        };
-        let environment = Environment::new(place, &python, version)?;
-        environment.install(&place.root, &[with_extra(&wheel, "test")])?;
-        let arguments = [&common[..], &["-k", ON_EACH, &*tests]].concat();
-        said.push(format!("{version}: {}", environment.pytest(&elsewhere, &arguments)?));
-    }
-    said.push(format!("from the source: {}", from_source(place, &python)?));
-    Ok(Verdict::Passed(said.join("; ")))
+    let run = |name: &str, python: &Path, beside: &[&str], chosen: &[&str]| -> Result<String> {
+        let environment = Environment::new(place, python, name)?;
+        environment.install(&place.root, &[&[&*wheel], beside].concat())?;
+        // From another folder: what is tested is what was installed.
+        let elsewhere = place.target.join("python");
+        environment.pytest(&elsewhere, &[&common[..], chosen, &[&*tests]].concat())
+    };
+    let parts = [Part::Alone, Part::Beside, Part::Source]
+        .into_iter()
+        .chain(VERSIONS.map(Part::On))
+        .collect::<Vec<_>>();
+    let said = on_all_cores(&parts, |part| match part {
+        Part::Alone => Ok(format!("alone: {}", run("clean", &python, &[], &[])?)),
+        Part::Beside => {
+            let beside = [&LIBRARIES[..], &CHECKERS].concat();
+            let passed = run("libraries", &python, &beside, &["-k", OF_LIBRARIES])?;
+            Ok(format!("with Numba and CuPy: {passed}"))
+        }
+        Part::Source => Ok(format!("from the source: {}", from_source(place, &python)?)),
+        Part::On(version) => match environment::python(Some(version)) {
+            Some(python) => {
+                Ok(format!("{version}: {}", run(version, &python, &[], &["-k", ON_EACH])?))
+            }
+            None => Ok(format!("{version}: NOT TESTED, as it is not installed")),
+        },
+    });
+    let said: Result<Vec<String>> = said.into_iter().collect();
+    Ok(Verdict::Passed(said?.join("; ")))
 }
 
 /// Has pip build the source distribution, and the distribution of the name `rmm`, which needs this version of the package.
