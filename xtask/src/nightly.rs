@@ -17,6 +17,9 @@ const STD_ALLOCATOR: (u32, u32) = (1, 100);
 /// What the compile-fail tests compare is the text of the tested compiler, not of a nightly.
 const NO_COMPILE_FAIL: [&str; 2] = ["--skip", "compile_fail"];
 
+/// It measures what a pool holds, by the calls that the soaks make.
+const MEASURES: [&str; 1] = ["adversary"];
+
 /// They need an address that was freed to come back, which AddressSanitizer keeps from them.
 const NEEDS_AN_ADDRESS_AGAIN: [&str; 2] =
     ["--skip", "a_block_goes_to_the_pool_that_its_memory_is_of_now"];
@@ -85,7 +88,8 @@ pub(crate) fn asan(place: &Place) -> Result<Verdict> {
     if std::env::var_os("ASAN_OPTIONS").is_none() {
         command.env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
     }
-    programs::run(place, command, &[&NO_COMPILE_FAIL[..], &NEEDS_AN_ADDRESS_AGAIN].concat())
+    let of_harness = [&NO_COMPILE_FAIL[..], &NEEDS_AN_ADDRESS_AGAIN].concat();
+    programs::run_but(place, command, &MEASURES, &of_harness)
 }
 
 pub(crate) fn miri(place: &Place) -> Result<Verdict> {

@@ -35,11 +35,22 @@ struct Program {
 }
 
 /// Builds what `test`, a `cargo test`, would run, and runs that with the arguments `of_harness`.
-pub(crate) fn run(place: &Place, mut test: Command, of_harness: &[&str]) -> Result<Verdict> {
+pub(crate) fn run(place: &Place, test: Command, of_harness: &[&str]) -> Result<Verdict> {
+    run_but(place, test, &[], of_harness)
+}
+
+/// As [`run`], but for the programs of some targets.
+pub(crate) fn run_but(
+    place: &Place,
+    mut test: Command,
+    but: &[&str],
+    of_harness: &[&str],
+) -> Result<Verdict> {
     shown(test.arg("--no-run"), None)?.ok()?;
     // Once more, for a program: it has nothing left to build.
     let built = quiet(test.args(["--message-format", "json"]), None)?.ok()?;
     let mut programs: Vec<Program> = built.text.lines().filter_map(program).collect();
+    programs.retain(|program| !but.contains(&&*program.target));
     programs.sort_by_key(|program| {
         LONGEST.iter().position(|name| *name == program.target).unwrap_or(LONGEST.len())
     });
