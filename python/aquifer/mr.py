@@ -477,6 +477,9 @@ def enable_logging(log_file_name: _Path | None = None, *, devices: Iterable[int]
 
     Without a name, the variable ``RMM_LOG_FILE`` has it. Without ``devices``, those whose current resource was set or
     used, and the current one. A log that goes on in another file ends; one that has the file goes on.
+
+    The rows are written some milliseconds later, and all of them by the end of the process. A child of :mod:`multiprocessing`
+    writes all, too. A program that calls ``os._exit`` itself calls :func:`disable_logging` before.
     """
     if devices is None:
         devices = sorted({*_aquifer._devices_with_resource(), _aquifer.current_device()})

@@ -206,7 +206,8 @@ class ProfilerContext:
 def profiler(*, records: ProfilerRecords = default_profiler_records, name: str = "") -> ProfilerContext:
     """Counts a function (as a decorator) or a block (in a ``with``, by a name), where the current resource is counted.
 
-    Of a generator, an ``async`` function and an ``async`` generator it counts while the body runs, and not what happens
-    between a ``yield`` or an ``await`` and the next step. Each is one call, which is added at its end.
+    A call counts what other threads allocate meanwhile, too. Of a generator, an ``async`` function and an ``async``
+    generator it counts while the body runs, and not what happens between a ``yield`` or an ``await`` and the next step.
+    Each is one call, which is added at its end.
     """
     return ProfilerContext(records, name)
