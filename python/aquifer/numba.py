@@ -75,7 +75,9 @@ class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type
 
     def get_memory_info(self) -> Any:
         """The free and the total memory of the device. What the pool has free is not in the first."""
-        free, total = _aquifer.memory_info(self.context.device.id)
+        # A context that another library made names the driver's own device, which is a number.
+        device = self.context.device
+        free, total = _aquifer.memory_info(int(getattr(device, "id", device)))
         return _driver.MemoryInfo(free=free, total=total)
 
     @property

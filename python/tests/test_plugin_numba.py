@@ -200,6 +200,15 @@ def test_a_reset_may_come_before_the_initialization():
     assert len(manager.allocations) == 0
 
 
+def test_a_context_of_another_library_names_the_drivers_device():
+    """As in Numba's ``test_attached_primary``."""
+    context = SimpleNamespace(device=driver.binding.CUdevice(0))
+    manager = aquifer.AquiferNumbaManager(context=context)
+    assert tuple(manager.get_memory_info()) == aquifer.memory_info(0)
+    manager.initialize()
+    assert manager.deallocations.memory_capacity == aquifer.memory_info(0)[1]
+
+
 def test_memory_info_and_the_capacity_of_numbas_own_host_memory(resource, manager):
     info = manager.get_memory_info()
     assert (info.free, info.total) == aquifer.memory_info(0)

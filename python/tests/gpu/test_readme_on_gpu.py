@@ -11,6 +11,10 @@ README = Path(__file__).parents[2] / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
+def test_all_examples_are_here():
+    assert len(EXAMPLES) == 7
+
+
 @pytest.mark.parametrize(
     ("number", "said"),
     [
@@ -19,7 +23,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
         (2, r"45 <aquifer.MemoryMap"),
         (3, r"tensor\(2000\., device='cuda:0'\) <aquifer.MemoryMap"),
         (4, r"\(1, 8000000\)"),
-        (5, r"\[3\.0, 5\.0, 7\.0\] [0-9]+ blocks of one pool"),
+        (5, r"[0-9]+ bytes are others' meanwhile"),
+        (6, r"\[3\.0, 5\.0, 7\.0\] [0-9]+ blocks of one pool"),
     ],
 )
 def test_an_example(number, said):
