@@ -319,7 +319,7 @@ fn failures_are_typed_and_leave_the_stack_alone() {
             ("cuEventCreate", &|| driver.event_create().map(drop)),
             ("cuEventRecord", &|| driver.event_record(event, RawStream(0))),
             ("cuEventQuery", &|| driver.event_query(event).map(drop)),
-            ("cuStreamQuery", &|| driver.stream_query(STREAM).map(drop)),
+            ("cuStreamQuery", &|| driver.stream_query(RawStream(0)).map(drop)),
             ("cuEventSynchronize", &|| driver.event_synchronize(event)),
             ("cuStreamWaitEvent", &|| driver.stream_wait_event(RawStream(0), event)),
             ("cuStreamSynchronize", &|| driver.stream_synchronize(RawStream(0))),
