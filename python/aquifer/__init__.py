@@ -63,11 +63,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
+    # With a name of its own each: checkers take no other import for one that users may name.
+    from aquifer import cuda_core as cuda_core
+    from aquifer import cupy as cupy
+    from aquifer import numba as numba
+    from aquifer import numpy as numpy
+    from aquifer import torch as torch
     from aquifer._aquifer import _AnyStream
-    from aquifer.cupy import cupy_allocator, cupy_pinned_allocator
-    from aquifer.cupy import cupy_allocator as rmm_cupy_allocator
-    from aquifer.numba import AquiferNumbaManager, _numba_memory_manager
-    from aquifer.numba import AquiferNumbaManager as RMMNumbaManager
+    from aquifer.cupy import cupy_allocator as cupy_allocator
+    from aquifer.cupy import cupy_pinned_allocator as cupy_pinned_allocator
+    from aquifer.numba import AquiferNumbaManager as AquiferNumbaManager
+    from aquifer.numba import _numba_memory_manager as _numba_memory_manager
+
+    rmm_cupy_allocator = cupy_allocator
+    RMMNumbaManager = AquiferNumbaManager
 
 #: As RMM calls :class:`Error`.
 RMMError = Error

@@ -233,7 +233,7 @@ class ProfilerRecords:
 
 
 #: Where :func:`profiler` counts unless it is told otherwise.
-default_profiler_records = ProfilerRecords()
+default_profiler_records: ProfilerRecords = ProfilerRecords()
 
 
 def _name_of(function: Callable[..., Any]) -> str:

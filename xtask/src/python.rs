@@ -65,8 +65,8 @@ fn python() -> Option<&'static str> {
     })
 }
 
-/// Builds the wheel by `pip install`, tests it where only NumPy is beside it, and again with the libraries and a checker of
-/// types.
+/// Builds the wheel by `pip install`, tests it where only NumPy is beside it, and again with the libraries and the checkers
+/// of types.
 pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let Some(python) = python() else {
         return Ok(Verdict::Skipped("no Python from 3.10 with venv was found".into()));
@@ -82,9 +82,10 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     let common = ["--import-mode=importlib", "-p", "no:cacheprovider", &*gpu];
     let alone = environment.pytest(&elsewhere, &[&common[..], &[&*tests]].concat())?;
     environment.install(&place.root, &LIBRARIES)?;
-    environment.install(&place.root, &["mypy>=1.11"])?;
+    // With a Node.js of its own: pyright runs on one, and finds none on most machines.
+    environment.install(&place.root, &["mypy>=1.11", "pyright[nodejs]"])?;
     // What looks at other libraries.
-    let of_libraries = ["-k", "plugin or exit or readme or types or lines"];
+    let of_libraries = ["-k", "plugin or exit or readme or types or lines or doctests or docstrings"];
     let beside =
         environment.pytest(&elsewhere, &[&common[..], &of_libraries, &[&*tests]].concat())?;
     Ok(Verdict::Passed(format!("alone: {alone}; with Numba and CuPy: {beside}")))

@@ -4,8 +4,11 @@ from aquifer import CudaStreamFlags, Stream, default_stream
 
 __all__ = ["DEFAULT_STREAM", "LEGACY_DEFAULT_STREAM", "CudaStreamFlags", "Stream"]
 
+DEFAULT_STREAM: Stream
+LEGACY_DEFAULT_STREAM: Stream
 
-def __getattr__(name):
+
+def __getattr__(name: str) -> Stream:
     if name in ("DEFAULT_STREAM", "LEGACY_DEFAULT_STREAM"):
         return default_stream()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
