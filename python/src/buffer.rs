@@ -672,7 +672,7 @@ impl DeviceBuffer {
         Ok((slf.get_type().getattr("to_device")?, PyTuple::new(py, [bytes])?))
     }
 
-    /// How Numba, CuPy and others see the memory: an array of bytes. Where `stream` has work to do, it is named, and they
+    /// How Numba, CuPy and others see the memory: an array of bytes. Where ``stream`` has work to do, it is named, and they
     /// order their work after it.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -733,7 +733,7 @@ impl DeviceBuffer {
     }
 
     /// The memory for another library, by DLPack: an array of bytes. The library's stream comes after this buffer's. For the
-    /// host, `dl_device=(1, 0)`, it is a copy.
+    /// host, ``dl_device=(1, 0)``, it is a copy.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,

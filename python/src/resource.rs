@@ -394,8 +394,8 @@ impl DeviceMemoryResource {
         Ok(self.built()?.upstreams.iter().map(|upstream| upstream.clone_ref(py)).collect())
     }
 
-    /// What the outermost ``statistics`` has counted, in bytes and blocks: in the innermost scope of the process, or in all.
-    /// An ``AttributeError`` of a stack without ``statistics``.
+    /// What the outermost ``statistics`` has counted, in bytes and blocks. The innermost scope of the process counts from its
+    /// beginning. A stack without ``statistics`` has no such attribute.
     #[getter]
     fn allocation_counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         counters::object(py, self._counters()?.ok_or_else(|| without("statistics"))?)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import types
 from enum import Enum
+from pathlib import Path
+
+from aquifer import _aquifer
 
 #: Functions, and classes that are called, which raise nothing of their own. What an argument of a wrong type raises,
 #: as everywhere in Python, needs no line.
@@ -141,3 +145,23 @@ def test_example(named):
     if is_called(named):
         used = f".{named.thing.__name__}("
         assert any(used in line for line in lines), f"{named.name} is in no example of its class"
+
+
+def documented_in_stub(node, thing):
+    """The text of each docstring in the stub, and the native object that it is of."""
+    for child in node.body:
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef)) and (found := vars(thing).get(child.name)) is not None:
+            text = ast.get_docstring(child)
+            if text is not None:
+                yield child.name, text, found.__func__ if isinstance(found, staticmethod) else found
+            if isinstance(child, ast.ClassDef):
+                yield from documented_in_stub(child, found)
+
+
+def test_the_stub_says_what_the_native_module_says():
+    """An editor shows the stub's sentence, and ``help`` the native text, which begins with it."""
+    stub = ast.parse(Path(_aquifer.__file__).with_name("_aquifer.pyi").read_text())
+    texts = list(documented_in_stub(stub, _aquifer))
+    assert len(texts) > 50
+    others = [name for name, text, native in texts if not " ".join(native.__doc__.split()).startswith(text)]
+    assert not others
