@@ -85,7 +85,8 @@ pub(crate) fn step(place: &Place) -> Result<Verdict> {
     // With a Node.js of its own: pyright runs on one, and finds none on most machines.
     environment.install(&place.root, &["mypy>=1.11", "pyright[nodejs]"])?;
     // What looks at other libraries.
-    let of_libraries = ["-k", "plugin or exit or readme or types or lines or doctests or docstrings"];
+    let of_libraries =
+        ["-k", "plugin or exit or readme or types or lines or doctests or docstrings"];
     let beside =
         environment.pytest(&elsewhere, &[&common[..], &of_libraries, &[&*tests]].concat())?;
     Ok(Verdict::Passed(format!("alone: {alone}; with Numba and CuPy: {beside}")))
