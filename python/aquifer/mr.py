@@ -66,6 +66,7 @@ __all__ = [
     "set_per_device_resource",
 ]
 
+#: A size: a number of bytes, or a text with a unit, such as ``"4MiB"``.
 Size = int | str
 
 _Path = str | os.PathLike[str]

@@ -487,6 +487,7 @@ impl DeviceBuffer {
     /// :param stream: the stream in whose order the memory is used and freed from now on. Left out, it stays the same.
     /// :raises BufferError: while another library has the memory by DLPack.
     /// :raises MemoryError: where there is no memory. The buffer is as before.
+    /// :raises aquifer.Error: while the memory sleeps.
     #[pyo3(signature = (new_capacity, stream=Given::NONE))]
     fn reserve(
         &self,
@@ -504,6 +505,7 @@ impl DeviceBuffer {
     /// :param stream: the stream in whose order the memory is used and freed from now on. Left out, it stays the same.
     /// :raises BufferError: while another library has the memory by DLPack.
     /// :raises MemoryError: where there is no memory. The buffer is as before.
+    /// :raises aquifer.Error: while the memory sleeps.
     #[pyo3(signature = (new_size, stream=Given::NONE))]
     fn resize(
         &self,
@@ -548,8 +550,8 @@ impl DeviceBuffer {
     /// :param stream: a stream whose work so far the copy comes after, beside the buffer's own.
     /// :returns: ``ary``, or the new array.
     /// :raises TypeError: for what has no bytes.
-    /// :raises BufferError: for what cannot be written.
-    /// :raises ValueError: for an object with fewer bytes.
+    /// :raises BufferError: for what cannot be written, and for bytes that are not contiguous.
+    /// :raises ValueError: for an object with fewer bytes, and for an array of NumPy's that is not contiguous.
     /// :raises ImportError: without ``ary`` and without NumPy.
     /// :raises aquifer.Error: while the memory sleeps, and on the simulated device for bytes that were never written.
     ///
@@ -588,7 +590,8 @@ impl DeviceBuffer {
     /// :param ary: ``bytes``, or a contiguous array of any numbers.
     /// :param stream: a stream whose work so far the copy comes after, beside the buffer's own.
     /// :raises TypeError: for what has no bytes.
-    /// :raises ValueError: for more bytes than the buffer has.
+    /// :raises BufferError: for bytes that are not contiguous.
+    /// :raises ValueError: for more bytes than the buffer has, and for an array of NumPy's that is not contiguous.
     /// :raises aquifer.Error: while the memory sleeps.
     #[pyo3(signature = (ary, stream=Given::NONE))]
     fn copy_from_host(
@@ -700,7 +703,7 @@ impl DeviceBuffer {
     /// :param device: the number of the buffer's device, or -1 (``cudaCpuDeviceId``) for the host. None is the buffer's device.
     /// :param stream: a stream whose work so far the move comes after, beside the buffer's own.
     /// :raises ValueError: for another device.
-    /// :raises aquifer.Error: while the memory sleeps.
+    /// :raises aquifer.Error: where the driver refuses it.
     ///
     /// >>> import aquifer
     /// >>> buffer = aquifer.DeviceBuffer(size=1024, mr=aquifer.mr.ManagedMemoryResource())

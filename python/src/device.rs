@@ -121,6 +121,7 @@ pub(crate) fn current_device() -> i32 {
 /// A device's name.
 ///
 /// :param device: the number of the device. None is the current one.
+/// :raises ValueError: for a negative number.
 /// :raises aquifer.Error: for a device that is not there.
 ///
 /// >>> import aquifer
@@ -164,6 +165,7 @@ pub(crate) fn is_simulated(py: Python<'_>) -> PyResult<bool> {
 /// The free and the total memory of a device, in bytes. What a pool has free is not in the first.
 ///
 /// :param device: the number of the device. None is the current one.
+/// :raises ValueError: for a negative number.
 /// :raises aquifer.Error: for a device that is not there.
 ///
 /// >>> import aquifer

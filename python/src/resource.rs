@@ -238,10 +238,11 @@ impl DeviceMemoryResource {
     ///
     /// :param nbytes: the size in bytes.
     /// :param stream: the stream of the first work on it. Left out, it is the legacy default stream.
-    /// :returns: the address, a multiple of 256 bytes. Without bytes it is no memory.
+    /// :returns: the address, a multiple of 256 bytes. It is 0 for 0 bytes.
     /// :raises TypeError: for ``stream=None``, and for what is no stream.
-    /// :raises MemoryError: where there is no memory.
     /// :raises OverflowError: for a negative size.
+    /// :raises MemoryError: where there is no memory.
+    /// :raises aquifer.Error: while the memory sleeps, and in the child of a fork.
     #[pyo3(signature = (nbytes, stream=Given::NONE))]
     fn allocate(
         &self,
@@ -267,6 +268,7 @@ impl DeviceMemoryResource {
     /// :param stream: the stream. Left out, it is the legacy default stream.
     /// :raises TypeError: for ``stream=None``, and for what is no stream.
     /// :raises ValueError: for an address that is no block, or was freed before.
+    /// :raises aquifer.Error: in the child of a fork.
     #[pyo3(signature = (ptr, nbytes, stream=Given::NONE))]
     fn deallocate(
         &self,

@@ -441,6 +441,7 @@ impl Stream {
 /// The legacy default stream of a device.
 ///
 /// :param device: the number of the device. None is the current one.
+/// :raises ValueError: for a negative number.
 /// :raises aquifer.Error: for a device that is not there.
 ///
 /// >>> import aquifer
