@@ -63,11 +63,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
+    # With a name of its own each: checkers take no other import for one that users may name.
+    from aquifer import cuda_core as cuda_core
+    from aquifer import cupy as cupy
+    from aquifer import numba as numba
+    from aquifer import numpy as numpy
+    from aquifer import torch as torch
     from aquifer._aquifer import _AnyStream
-    from aquifer.cupy import cupy_allocator, cupy_pinned_allocator
-    from aquifer.cupy import cupy_allocator as rmm_cupy_allocator
-    from aquifer.numba import AquiferNumbaManager, _numba_memory_manager
-    from aquifer.numba import AquiferNumbaManager as RMMNumbaManager
+    from aquifer.cupy import cupy_allocator as cupy_allocator
+    from aquifer.cupy import cupy_pinned_allocator as cupy_pinned_allocator
+    from aquifer.numba import AquiferNumbaManager as AquiferNumbaManager
+    from aquifer.numba import _numba_memory_manager as _numba_memory_manager
+
+    rmm_cupy_allocator = cupy_allocator
+    RMMNumbaManager = AquiferNumbaManager
 
 #: As RMM calls :class:`Error`.
 RMMError = Error
@@ -167,11 +176,19 @@ if not TYPE_CHECKING:
 def use(text: str) -> mr.DeviceMemoryResource:
     """Makes a stack of resources by a text, sets it as the current resource of the current device, and returns it.
 
-    The text is that of ``AQUIFER_STACK``: ``pool(cuda)``, ``pool(managed) | statistics``, ``async | limiting(4GiB)``.
-    A wrong one is a :class:`ValueError`, which shows where and what to write.
-
     A pool over ``cuda`` has ``handles=off`` unless the text says otherwise, so that ``cuIpcGetMemHandle`` shares its
     memory. With ``handles=on`` it holds less where sizes change all the time.
+
+    :param text: a text as ``AQUIFER_STACK`` takes it: ``pool(cuda)``, ``pool(managed) | statistics``,
+        ``async | limiting(4GiB)``. A size in it is a number of bytes, or has a unit such as MiB.
+    :raises ValueError: for a wrong text. The message shows where, and what to write.
+    :raises MemoryError: where there is less memory than the stack takes at once.
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer
+    >>> limited = aquifer.use("pool(cuda, initial=1MiB) | limiting(1GiB)")
+    >>> limited.pool_statistics()["reserved_bytes"], limited.get_allocation_limit()
+    (1048576, 1073741824)
     """
     made = mr.DeviceMemoryResource()
     made._build(text)
@@ -189,10 +206,13 @@ def to_device(
     :meth:`DeviceBuffer.to_device` takes bytes alone, as RMM's does. This takes any array that is contiguous.
 
     :param b: ``bytes``, or an array of any numbers.
-    :param stream: the stream in whose order the memory is allocated and freed, by default the legacy default stream.
-    :param mr: the resource that the memory comes from, by default the current one.
-    :raises ValueError: for an array that is not contiguous, and for one of Python's objects.
+    :param stream: the stream in whose order the memory is allocated and freed. None is the legacy default stream.
+    :param mr: the resource that the memory comes from. None is the current one.
+    :raises TypeError: for what has no bytes.
+    :raises ValueError: for an array of NumPy's that is not contiguous, and for one of Python's objects.
+    :raises BufferError: for another object whose bytes are not contiguous.
     :raises MemoryError: where there is no memory.
+    :raises aquifer.Error: where there is no device.
 
     >>> import aquifer, array
     >>> aquifer.to_device(array.array("d", [1.0, 2.0])).size

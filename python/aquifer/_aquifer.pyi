@@ -102,28 +102,23 @@ class Error(RuntimeError):
     """A call failed for what is not the caller's argument and not memory: of the driver, the device or the process."""
 
 class OutOfMemoryError(MemoryError):
-    """The device, the host or a limit has no room. A MemoryError, as the standard library's and RMM's are."""
+    """The device, the host or a limit has no room."""
 
 class AllocationError(Error, MemoryError):
-    """The driver refused an allocation, for another reason than room. A MemoryError, as RMM's is."""
+    """The driver refused an allocation, for another reason than room."""
 
 @final
 class Stream:
-    """A stream of CUDA: a queue of work, in whose order memory is allocated and freed.
-
-    ``Stream()`` makes one, which waits for the legacy default stream, as that does for it, unless ``flags`` is
-    ``CudaStreamFlags.NON_BLOCKING``. ``Stream(obj)`` is that of another library: an object of CuPy, Numba, PyTorch or cuda.core, or
-    any that has ``__cuda_stream__``. The object is kept as long as its stream may be used.
-    """
+    """A stream of CUDA: a queue of work, in whose order memory is allocated and freed."""
 
     def __new__(cls, obj: _AnyStream | None = None, flags: int | None = None) -> Self: ...
     @property
     def handle(self) -> int:
-        """The driver's handle, a ``cudaStream_t``, as a number. That of the legacy default stream is 1."""
+        """The driver's handle, a ``cudaStream_t``, as a number."""
 
     @property
     def ptr(self) -> int:
-        """As CuPy calls ``handle``."""
+        """The driver's handle, as CuPy calls ``handle``."""
 
     @property
     def device(self) -> int:
@@ -139,42 +134,39 @@ class Stream:
         """Blocks until the stream has done all that it was given."""
 
     def wait(self, other: _AnyStream | None) -> None:
-        """Has the stream's later work come after what another one was given so far. Nothing waits on the host."""
+        """Has the stream's later work come after what another one was given so far."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @disjoint_base
 class DeviceMemoryResource:
-    """What hands out device memory, on the device that was current when it was made. The base of the classes in
-    ``aquifer.mr``, and the class of what ``aquifer.use`` makes.
-    """
+    """What hands out device memory, on the device that was current when it was made."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self: ...
     @property
     def text(self) -> str | None:
-        """The text of its stack, as ``aquifer.use`` takes it. None with a function of Python inside."""
+        """The text of its stack, as ``aquifer.use`` takes it."""
 
     @property
     def device(self) -> int:
         """The number of its device."""
 
     def allocate(self, nbytes: int, stream: _AnyStream = ...) -> int:
-        """Memory for work on a stream, from this call on: its address. ``deallocate`` gives it back."""
+        """Memory for work on a stream, from this call on."""
 
     def deallocate(self, ptr: int, nbytes: int, stream: _AnyStream = ...) -> None:
         """Gives memory back in the order of a stream: work that was given to it before may use the memory."""
 
     def trim(self, keep: int = 0, *, wait: bool = False) -> int:
-        """Gives free memory back to the driver until ``keep`` bytes are left, as far as the device is past it, and returns
-        how many bytes went. With ``wait``, waits for the streams that freed memory first."""
+        """Gives free memory back to the driver, as far as the device is past its work on it."""
 
     def _sleep(self, keep: str, folder: str | None = None) -> int: ...
     def _wake(self) -> None: ...
     @property
     def _is_asleep(self) -> bool: ...
     def pool_statistics(self) -> dict[str, int]:
-        """What the outermost pool holds and did, as a dict of numbers. Empty without a pool."""
+        """What the outermost pool holds and did, as a dict of numbers."""
 
     def _build(self, text: str, upstream: DeviceMemoryResource | None = None) -> None: ...
     def _build_callback(
@@ -192,24 +184,22 @@ class DeviceMemoryResource:
     def _upstreams(self) -> list[DeviceMemoryResource]: ...
     @property
     def allocation_counts(self) -> Statistics:
-        """What the outermost ``statistics`` has counted: the innermost scope's of the process, or all.
-
-        :class:`AttributeError` of a stack without ``statistics``, as of the next two methods."""
+        """What the outermost ``statistics`` has counted, in bytes and blocks."""
 
     def push_counters(self) -> Statistics:
-        """Opens a scope, in which the calls of all threads count from zero, and returns the counters before."""
+        """Opens a scope of the process, in which the calls of all threads count from zero."""
 
     def pop_counters(self) -> Statistics:
-        """Ends the innermost scope of the process, and returns its counters. :class:`ValueError` without one."""
+        """Ends the innermost scope of the process, whichever thread opened it."""
 
     def get_allocated_bytes(self) -> int:
         """The bytes in use, of the outermost ``tracking``, or else ``limiting``."""
 
     def get_allocation_limit(self) -> int:
-        """The limit of the outermost ``limiting``."""
+        """The limit of the outermost ``limiting``, in bytes."""
 
     def get_outstanding_allocations_str(self) -> str:
-        """The blocks in use of the outermost ``tracking``, a line each. Empty without any."""
+        """The blocks in use of the outermost ``tracking``, a line each, with their bytes."""
 
     def _counters(self) -> tuple[int, int, int, int, int, int] | None: ...
     def _push_counters(self) -> tuple[int, int, int, int, int, int] | None: ...
@@ -223,11 +213,7 @@ class DeviceMemoryResource:
 
 @final
 class DeviceBuffer:
-    """Device memory of a size in bytes, not written yet.
-
-    Memory is allocated and freed in the order of ``stream``, the default one unless given. It goes back to the resource
-    that it came from. Copies from and to the host are complete when they return.
-    """
+    """Device memory of a size in bytes, not written yet."""
 
     def __new__(
         cls,
@@ -243,7 +229,7 @@ class DeviceBuffer:
         stream: _AnyStream = ...,
         mr: DeviceMemoryResource | None = None,
     ) -> DeviceBuffer:
-        """A copy of the bytes of a host's object: of ``bytes``, or of a one-dimensional array of unsigned bytes."""
+        """A copy of the bytes of a host's object."""
 
     @staticmethod
     def _of_array(
@@ -259,7 +245,7 @@ class DeviceBuffer:
 
     @property
     def ptr(self) -> int:
-        """The address on the device. 0 of an empty buffer."""
+        """The address on the device, as a number."""
 
     @property
     def size(self) -> int:
@@ -271,13 +257,13 @@ class DeviceBuffer:
 
     @property
     def stream(self) -> Stream:
-        """The stream in whose order the memory is freed. Another one comes after all use so far."""
+        """The stream in whose order the memory is used and freed."""
 
     @stream.setter
     def stream(self, stream: _AnyStream | None) -> None: ...
     @property
     def mr(self) -> DeviceMemoryResource | None:
-        """The resource that the memory came from. None of another library's memory."""
+        """The resource that the memory came from."""
 
     @property
     def device(self) -> int:
@@ -290,24 +276,24 @@ class DeviceBuffer:
     def __deepcopy__(self, _memo: Any) -> Self: ...
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Callable[..., DeviceBuffer], tuple[Any]]: ...
     def capacity(self) -> int:
-        """The bytes that the memory has room for without moving."""
+        """How many bytes the memory has room for without moving."""
 
     def reserve(self, new_capacity: int, stream: _AnyStream = ...) -> None:
-        """Has room for ``new_capacity`` bytes at least. The memory may move."""
+        """Makes room for a later ``resize``."""
 
     def resize(self, new_size: int, stream: _AnyStream = ...) -> None:
-        """Changes the size. Bytes that come to it are not written yet. The memory may move."""
+        """Changes the size."""
 
     def copy(self) -> Self:
-        """A copy in new memory of the same resource and stream. Of another library's memory, in the current resource's."""
+        """A copy in new memory of the same resource and stream."""
 
     @overload
     def copy_to_host(self, ary: None = None, stream: _AnyStream = ...) -> NDArray[numpy.uint8]:
-        """Copies the bytes to a new NumPy array of bytes."""
+        """Copies the bytes to a host's object."""
 
     @overload
     def copy_to_host(self, ary: _Buffer, stream: _AnyStream = ...) -> _Buffer:
-        """Copies the bytes to the first ones of a host's object that may be written, and returns it."""
+        """Copies the bytes to a host's object."""
 
     def copy_from_host(self, ary: _HostBytes, stream: _AnyStream = ...) -> None:
         """Overwrites the first bytes with those of a host's object."""
@@ -320,12 +306,10 @@ class DeviceBuffer:
 
     @property
     def __cuda_array_interface__(self) -> _ArrayInterface:
-        """How Numba, CuPy and others see the memory: an array of bytes. Where ``stream`` has work to do, it is named, and
-        they order their work after it."""
+        """How Numba, CuPy and others see the memory: an array of bytes."""
 
     def prefetch(self, device: int | None = None, stream: _AnyStream | None = None) -> None:
-        """Moves managed memory to a device, by default the buffer's own, or to the host (-1, ``cudaCpuDeviceId``), in the
-        order of ``stream``. Nothing happens to other memory."""
+        """Moves managed memory to its device or to the host."""
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __dlpack__(
@@ -336,7 +320,7 @@ class DeviceBuffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """The memory for another library, by DLPack: an array of bytes. For the host, ``dl_device=(1, 0)``, a copy."""
+        """The memory for another library, by DLPack: an array of bytes."""
 
 @final
 class HostMemory:
@@ -352,7 +336,7 @@ class HostMemory:
         """The size in bytes."""
 
 def device_count() -> int:
-    """How many devices there are: 1 where that is the simulated one."""
+    """How many devices there are: 1 where that is the simulated one, 0 without a GPU."""
 
 def current_device() -> int:
     """The number of the calling thread's current device: 0 unless a library has chosen another."""
@@ -361,7 +345,7 @@ def device_name(device: int | None = None) -> str:
     """A device's name."""
 
 def simulate() -> None:
-    """From now on device 0 is a simulated one where there is no GPU. Call it before anything else asks for a device."""
+    """From now on device 0 is a simulated one where there is no GPU."""
 
 def is_simulated() -> bool:
     """Whether device 0 is the simulated one, whose memory is the host's and on which no kernel runs."""
@@ -370,16 +354,16 @@ def memory_info(device: int | None = None) -> tuple[int, int]:
     """The free and the total memory of a device, in bytes."""
 
 def default_stream(device: int | None = None) -> Stream:
-    """The legacy default stream of a device, by default the current one."""
+    """The legacy default stream of a device."""
 
 def get_per_device_resource(device: int | None = None) -> DeviceMemoryResource:
-    """The current resource of a device, by default the current one."""
+    """The current resource of a device: what was set, or what ``AQUIFER_STACK`` describes, or a pool."""
 
 def set_per_device_resource(device: int | None, mr: DeviceMemoryResource) -> None:
-    """Sets the current resource of a device, by default the current one, for buffers and for all hosts."""
+    """Sets the current resource of a device, for buffers and for the libraries whose allocators are set."""
 
 def copy_ptr_to_host(db: int, hb: _HostBytes, stream: _AnyStream = ...) -> None:
-    """Copies device memory at an address to a host's object that may be written, as many bytes as that has."""
+    """Copies device memory at an address to a host's object."""
 
 def copy_host_to_ptr(hb: _HostBytes, db: int, stream: _AnyStream = ...) -> None:
     """Copies the bytes of a host's object to device memory at an address."""

@@ -18,7 +18,12 @@ __all__ = [
 
 
 class level_enum(IntEnum):
-    """The levels of the debug log, from what says most to what says nothing."""
+    """The levels of the debug log, from what says most to what says nothing.
+
+    >>> import aquifer
+    >>> aquifer.level_enum.debug < aquifer.level_enum.off
+    True
+    """
 
     trace = 0
     debug = 1

@@ -24,10 +24,19 @@ def _size(bytes: int) -> str:
 
 @dataclass(frozen=True)
 class MemoryMap:
-    """What a pool holds, block by block. A notebook draws it; ``svg`` is the text of the picture.
+    """What a pool holds, block by block. A notebook draws it.
 
-    :param upstream_blocks: address and bytes of each block that the pool has of its upstream.
-    :param blocks: address, bytes and whether it is free, of each stretch in them.
+    :param upstream_blocks: address and size, in bytes, of each block that the pool has of its upstream.
+    :param blocks: address, size in bytes, and whether it is free, of each stretch in them.
+
+    >>> import aquifer
+    >>> pool = aquifer.use("pool(cuda)")
+    >>> buffer = aquifer.DeviceBuffer(size=1024)
+    >>> found = aquifer.memory_map()
+    >>> found.used_bytes, found.free_bytes + found.used_bytes == pool.pool_statistics()["reserved_bytes"]
+    (1024, True)
+    >>> found.svg.startswith("<svg")
+    True
     """
 
     upstream_blocks: list[tuple[int, int]] = field(default_factory=list)
@@ -45,7 +54,7 @@ class MemoryMap:
 
     @property
     def svg(self) -> str:
-        """The picture: a row for each block of upstream, in it what is used and what is free."""
+        """The picture as a text of SVG: a row for each block of upstream, in it what is used and what is free."""
         height = 30 + _ROW * max(1, len(self.upstream_blocks))
         longest = max((bytes for _, bytes in self.upstream_blocks), default=1)
         scale = (_WIDTH - _LEFT - 10) / longest
@@ -100,7 +109,16 @@ def _stretches(
 
 
 def memory_map(mr: _mr.DeviceMemoryResource | None = None) -> MemoryMap:
-    """What the outermost pool of a resource holds, by default of the current one. Empty without a pool, and of an arena."""
+    """What the outermost pool of a resource holds. Empty without a pool, and of an arena.
+
+    :param mr: the resource. None is the current one.
+    :raises TypeError: for what is no resource.
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer
+    >>> aquifer.memory_map(aquifer.mr.CudaMemoryResource())
+    <aquifer.MemoryMap 0 B in use, 0 B free, 0 blocks of upstream>
+    """
     if mr is not None and not isinstance(mr, _mr.DeviceMemoryResource):
         raise TypeError(f"memory_map() takes a DeviceMemoryResource, and a {type(mr).__name__} was given")
     found = (_mr.get_current_device_resource() if mr is None else mr)._memory_map()

@@ -28,10 +28,19 @@ def reinitialize(
 
     :param pool_allocator: a pool over what follows.
     :param managed_memory: managed memory, in place of the device's own.
-    :param initial_pool_size: bytes, or a text such as ``"1GiB"``, that the pool takes at once.
-    :param maximum_pool_size: bytes that it takes at most.
+    :param initial_pool_size: bytes that the pool takes at once, or a text such as ``"1GiB"``. None takes none.
+    :param maximum_pool_size: bytes that the pool takes at most, or a text. None sets no limit.
     :param devices: a device's number, or several. None is device 0.
     :param logging: a log of each allocation, as :func:`enable_logging` writes it.
+    :param log_file_name: the path of that log. None takes it from the variable ``RMM_LOG_FILE``.
+    :raises ValueError: for what is no size, and for a log without a path.
+    :raises MemoryError: where a device has less memory than ``initial_pool_size``.
+    :raises aquifer.Error: for a device that is not there, and for an initial size above the maximum.
+
+    >>> import aquifer
+    >>> aquifer.reinitialize(pool_allocator=True, initial_pool_size="1MiB")
+    >>> aquifer.mr.get_current_device_resource().pool_size()
+    1048576
     """
     for hook, args, kwargs in reversed(_hooks):
         hook(*args, **kwargs)
@@ -54,16 +63,42 @@ def reinitialize(
 
 
 def is_initialized() -> bool:
-    """Whether allocations can be made. Always, as the first one makes what it needs."""
+    """Whether allocations can be made. Always, as the first one makes what it needs.
+
+    >>> import aquifer
+    >>> aquifer.is_initialized()
+    True
+    """
     return True
 
 
 def register_reinitialize_hook(func: _Function, *args: Any, **kwargs: Any) -> _Function:
-    """Has a function called before each :func:`reinitialize`, with these arguments."""
+    """Has a function called before each :func:`reinitialize`. The function registered last is called first.
+
+    :param func: the function. It is returned, so that this is a decorator, too.
+    :param args: what the function is called with.
+    :param kwargs: what the function is called with, by name.
+
+    >>> import aquifer
+    >>> def forget(what):
+    ...     print("forget", what)
+    >>> hook = aquifer.register_reinitialize_hook(forget, "arrays")
+    >>> aquifer.reinitialize()
+    forget arrays
+    >>> aquifer.unregister_reinitialize_hook(forget)
+    """
     _hooks.append((func, args, kwargs))
     return func
 
 
 def unregister_reinitialize_hook(func: Callable[..., Any]) -> None:
-    """Has a function called no more, however often it was registered."""
+    """Has a function called no more, however often it was registered. Nothing happens for one that was not.
+
+    :param func: the function.
+
+    >>> import aquifer
+    >>> hook = aquifer.register_reinitialize_hook(print, "reinitialized")
+    >>> aquifer.unregister_reinitialize_hook(print)
+    >>> aquifer.reinitialize()
+    """
     _hooks[:] = [hook for hook in _hooks if hook[0] != func]

@@ -43,10 +43,17 @@ _ELSEWHERE = {
 
 
 def set_allocators(*libraries: str) -> list[str]:
-    """Has libraries allocate from the current resource: ``"cupy"``, ``"numba"``, ``"torch"``. Returns which.
+    """Has libraries allocate from the current resource. Call it before they use a device.
 
-    Without names: all that are installed. Call it before they use a device. :class:`ImportError` for a library that is
-    named and not installed, and none is set then.
+    :param libraries: ``"cupy"``, ``"numba"`` or ``"torch"``. Without names: all that are installed.
+    :returns: the names of the libraries.
+    :raises TypeError: for what is no name.
+    :raises ValueError: for a name that is none of these. None is set then.
+    :raises ImportError: for a library that is named and not installed. None is set then.
+
+    >>> import aquifer
+    >>> aquifer.set_allocators("cupy", "numba")  # doctest: +SKIP
+    ['cupy', 'numba']
     """
     if not all(isinstance(library, str) for library in libraries):
         raise TypeError("set_allocators() takes names of libraries, as in set_allocators('cupy', 'numba')")

@@ -32,7 +32,13 @@ def _pool(name: str) -> mr.DeviceMemoryResource:
 
 @contextlib.contextmanager
 def tag(name: str) -> Iterator[mr.DeviceMemoryResource]:
-    """Has all libraries allocate from the pool of a tag, inside of a ``with``: the current resource of the current device.
+    """Has all libraries allocate from the pool of a tag, inside of a ``with``. Its value is that pool.
+
+    The pool is the current resource of the current device there. Blocks stay in their pool when they outlive the ``with``. A
+    pool of a tag maps its memory, which ``cuIpcGetMemHandle`` does not share.
+
+    :param name: the tag. A name that is used again is the same tag.
+    :raises aquifer.Error: where there is no device, and for one that maps no memory.
 
     >>> import aquifer
     >>> with aquifer.tag("weights"):
@@ -41,9 +47,6 @@ def tag(name: str) -> Iterator[mr.DeviceMemoryResource]:
     ...     pass  # another program has the memory
     >>> weights.tobytes()
     b'some bytes'
-
-    Blocks stay in their pool when they outlive the ``with``. A pool of a tag maps its memory, which ``cuIpcGetMemHandle``
-    does not share.
     """
     before = mr.get_current_device_resource()
     pool = _pool(name)
@@ -55,15 +58,34 @@ def tag(name: str) -> Iterator[mr.DeviceMemoryResource]:
 
 
 class Sleep:
-    """Memory that sleeps. It wakes by :meth:`wake`, or at the end of a ``with``."""
+    """Memory that sleeps, as :func:`sleep` returns it. It wakes by :meth:`wake`, or at the end of a ``with``.
+
+    >>> import aquifer
+    >>> with aquifer.tag("activations"):
+    ...     activations = aquifer.to_device(b"some bytes")
+    >>> slept = aquifer.sleep(tags=["activations"])
+    >>> slept.nbytes  # bytes that the device has back
+    2097152
+    >>> slept.wake()
+    >>> activations.tobytes()
+    b'some bytes'
+    """
 
     def __init__(self, pools: list[mr.DeviceMemoryResource], nbytes: int) -> None:
+        """
+        :param pools: the pools that sleep.
+        :param nbytes: how many bytes the device has back.
+        """
         self._pools = pools
         #: Bytes that the device has back.
         self.nbytes = nbytes
 
     def wake(self) -> None:
-        """Brings all of it back that sleeps still. After an error, what has not come back sleeps as before."""
+        """Brings all of it back that sleeps still. After an error, what has not come back sleeps as before.
+
+        :raises MemoryError: where the device has less free memory than sleeps.
+        :raises aquifer.Error: where the driver, or the file with the contents, fails.
+        """
         while self._pools:
             if self._pools[0]._is_asleep:
                 self._pools[0]._wake()
@@ -100,15 +122,29 @@ def sleep(
     keep: Literal["page_locked", "file", "nothing"] = "page_locked",
     folder: str | os.PathLike[str] | None = None,
 ) -> Sleep:
-    """Waits for all work of the device, and gives the memory of these tags back, of all by default.
-
-    The contents are kept in page-locked memory, or in a file without a name in ``folder``. With ``"nothing"`` all is zero
-    when the memory wakes. Arrays and tensors keep their addresses, so captured graphs are right again then.
+    """Waits for all work of the device, and gives the memory of tags back. Arrays and tensors keep their addresses.
 
     Until it wakes, give the device no work that uses the memory: what a library does by its pointers is not checked, and
-    ends in a fault. A buffer of this package is an :class:`Error`, as is an allocation. Blocks may be freed.
+    ends in a fault. A use of this package's buffers raises :class:`aquifer.Error`, as an allocation does. Blocks may be
+    freed. After an error all tags are awake.
 
-    After an :class:`Error`, as while a stream is in capture, all tags are awake.
+    :param tags: the names of tags. None is all tags of the current device.
+    :param keep: where the contents wait. ``"page_locked"`` is page-locked host memory, ``"file"`` a file without a name in
+        ``folder``. With ``"nothing"`` all is zero when the memory wakes.
+    :param folder: the folder of ``"file"``.
+    :returns: what wakes the memory. Its ``nbytes`` are the bytes that the device has back.
+    :raises ValueError: for a name that is no tag, another ``keep``, and a folder that is missing or not needed.
+    :raises MemoryError: where the host has no room for the contents.
+    :raises aquifer.Error: while a stream is in capture, and where the driver or the file fails.
+
+    >>> import aquifer
+    >>> with aquifer.tag("states"):
+    ...     states = aquifer.to_device(b"some bytes")
+    >>> with aquifer.sleep(tags=["states"], keep="nothing") as slept:
+    ...     print(slept.nbytes)
+    2097152
+    >>> states.tobytes() == bytes(10)
+    True
     """
     slept: list[mr.DeviceMemoryResource] = []
     nbytes = 0
@@ -123,9 +159,20 @@ def sleep(
 
 
 def wake(tags: Iterable[str] | None = None) -> None:
-    """Brings the memory of these tags back, of all that sleep by default, one after the other.
+    """Brings the memory of tags back, one after the other. After an error that tag, and those after it, sleep as before.
 
-    An :class:`OutOfMemoryError` says how much is missing. That tag, and those after it, sleep as before.
+    :param tags: the names of tags. None is all tags of the current device that sleep.
+    :raises ValueError: for a name that is no tag.
+    :raises MemoryError: where the device has less free memory than sleeps. The message says how much is missing.
+    :raises aquifer.Error: where the driver, or the file with the contents, fails.
+
+    >>> import aquifer
+    >>> with aquifer.tag("caches"):
+    ...     cache = aquifer.to_device(b"some bytes")
+    >>> slept = aquifer.sleep(tags=["caches"])
+    >>> aquifer.wake(tags=["caches"])
+    >>> cache.tobytes()
+    b'some bytes'
     """
     for pool in _pools(tags):
         if tags is not None or pool._is_asleep:

@@ -12,7 +12,13 @@ __all__ = ["CudaStreamFlags", "CudaStreamPool"]
 
 
 class CudaStreamFlags(IntEnum):
-    """How a stream stands to the legacy default stream."""
+    """How a stream stands to the legacy default stream.
+
+    >>> import aquifer
+    >>> stream = aquifer.Stream(flags=aquifer.CudaStreamFlags.NON_BLOCKING)
+    >>> stream.is_default()
+    False
+    """
 
     #: Each waits for the other.
     SYNC_DEFAULT = 0
@@ -21,7 +27,7 @@ class CudaStreamFlags(IntEnum):
 
 
 class CudaStreamPool:
-    """Streams of the current device, to take in turn. May be called from any thread.
+    """Streams of the current device, to take in turn. Any thread may call it.
 
     >>> import aquifer
     >>> pool = aquifer.CudaStreamPool(4)
@@ -47,7 +53,7 @@ class CudaStreamPool:
     def get_stream(self, stream_id: int | None = None) -> Stream:
         """The next stream in turn, or that of a number, which takes no turn.
 
-        :param stream_id: a number, which wraps around at the pool's size.
+        :param stream_id: a number, which wraps around at the pool's size. None is the next in turn.
         :raises ValueError: for a negative number.
         """
         if stream_id is None:

@@ -35,16 +35,37 @@ def _is_per_thread(stream: Any) -> bool:
 
 
 class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
-    """Device memory of a resource, by default the current one of the device at each allocation."""
+    """Device memory for cuda.core.
+
+    >>> from cuda.core import Device                                             # doctest: +SKIP
+    >>> import aquifer.cuda_core                                                 # doctest: +SKIP
+    >>> device = Device(0); device.set_current()                                 # doctest: +SKIP
+    >>> resource = aquifer.cuda_core.AquiferMemoryResource(0)                    # doctest: +SKIP
+    >>> stream = device.create_stream()                                          # doctest: +SKIP
+    >>> buffer = resource.allocate(1024, stream=stream)                          # doctest: +SKIP
+    >>> buffer.close()  # calls resource.deallocate(ptr, 1024, stream=stream)    # doctest: +SKIP
+    """
 
     def __init__(self, device_id: int = 0, mr: _mr.DeviceMemoryResource | None = None) -> None:
+        """
+        :param device_id: the number of the device.
+        :param mr: the resource that the memory comes from. None is the current one of the device at each allocation.
+        :raises ValueError: for a resource of another device.
+        """
         if mr is not None and mr.device != device_id:
             raise ValueError(f"a resource of device {mr.device} was given for device {device_id}")
         self._device_id = int(device_id)
         self._mr = mr
 
     def allocate(self, size: int, *, stream: Any) -> Any:
-        """Memory for work on a stream. ``MemoryError`` where there is none."""
+        """Memory for work on a stream, as a ``Buffer`` of cuda.core's.
+
+        :param size: the size in bytes.
+        :param stream: a stream or a graph builder of cuda.core's. None is the default stream.
+        :raises TypeError: for another library's stream.
+        :raises MemoryError: where there is no memory.
+        :raises aquifer.Error: where there is no device.
+        """
         own = _stream_of(stream)
         if own is not None and not isinstance(own, Stream):
             # cuda.core would refuse it, and nothing would free the memory.
@@ -59,7 +80,13 @@ class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
             return Buffer.from_handle(address, size, mr=self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
-        """Frees in the order of a stream."""
+        """Frees memory in the order of a stream. A buffer calls it at its end.
+
+        :param ptr: the address.
+        :param size: the size in bytes.
+        :param stream: a stream or a graph builder of cuda.core's. None is the default stream.
+        :raises ValueError: for an address that is no block, or was freed before.
+        """
         stream = _stream_of(stream)
         if _is_per_thread(stream):
             # The legacy default stream, which comes after those of all threads.
@@ -77,17 +104,17 @@ class AquiferMemoryResource(MemoryResource):  # type: ignore[misc]
 
     @property
     def is_device_accessible(self) -> bool:
-        """True."""
+        """Whether the device reaches the memory: True."""
         return True
 
     @property
     def is_host_accessible(self) -> bool:
-        """False."""
+        """Whether the host reaches the memory: False."""
         return False
 
     @property
     def is_managed(self) -> bool:
-        """False."""
+        """Whether the memory is managed: False."""
         return False
 
     @property

@@ -31,8 +31,17 @@ _PER_THREAD = 2
 def cupy_allocator(nbytes: int) -> Any:
     """Device memory for CuPy, of the current resource, on CuPy's current stream.
 
-    Memory on the per-thread default stream is handed out again after all work that the device had by its end. On the
-    simulated device there is none: an :class:`aquifer.Error`.
+    Memory on the per-thread default stream is handed out again after all work that the device had by its end.
+
+    :param nbytes: the size in bytes.
+    :returns: a ``cupy.cuda.MemoryPointer``.
+    :raises MemoryError: where there is no memory.
+    :raises aquifer.Error: on the simulated device, whose memory no GPU has.
+
+    >>> import aquifer, cupy                                     # doctest: +SKIP
+    >>> cupy.cuda.set_allocator(aquifer.cupy_allocator)          # doctest: +SKIP
+    >>> cupy.arange(10).sum()                                    # doctest: +SKIP
+    array(45)
     """
     require_gpu("CuPy")
     stream = get_current_stream()
@@ -62,11 +71,23 @@ class _PinnedMemory(PinnedMemory):  # type: ignore[misc]
 
 
 def cupy_pinned_allocator(nbytes: int) -> Any:
-    """Page-locked host memory for CuPy. What was freed is handed out again when the device is past its work."""
+    """Page-locked host memory for CuPy. What was freed is handed out again when the device is past its work.
+
+    :param nbytes: the size in bytes.
+    :returns: a ``cupy.cuda.PinnedMemoryPointer``.
+    :raises MemoryError: where there is no memory.
+
+    >>> import aquifer, cupy                                                     # doctest: +SKIP
+    >>> cupy.cuda.set_pinned_memory_allocator(aquifer.cupy_pinned_allocator)     # doctest: +SKIP
+    """
     return PinnedMemoryPointer(_PinnedMemory(nbytes), 0)
 
 
 def set_allocator() -> None:
-    """Sets both for the process."""
+    """Sets :func:`cupy_allocator` and :func:`cupy_pinned_allocator` for the process.
+
+    >>> import aquifer.cupy                    # doctest: +SKIP
+    >>> aquifer.cupy.set_allocator()           # doctest: +SKIP
+    """
     cupy.cuda.set_allocator(cupy_allocator)
     cupy.cuda.set_pinned_memory_allocator(cupy_pinned_allocator)

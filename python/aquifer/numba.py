@@ -49,17 +49,37 @@ def _finalizer(key: object, allocations: dict[Any, Any]) -> Callable[[], None]:
 
 
 class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type: ignore[misc]
-    """Numba's external memory manager over the current resource. Host memory stays Numba's own."""
+    """Numba's external memory manager over the current resource. Host memory stays Numba's own.
+
+    Numba makes one for each context, and calls it.
+
+    :param args: what Numba makes it with.
+    :param kwargs: what Numba makes it with, by name: the ``context``.
+
+    >>> from numba import cuda                                   # doctest: +SKIP
+    >>> import aquifer                                           # doctest: +SKIP
+    >>> cuda.set_memory_manager(aquifer.AquiferNumbaManager)     # doctest: +SKIP
+    >>> manager = cuda.current_context().memory_manager          # doctest: +SKIP
+    >>> manager.initialize()                                     # doctest: +SKIP
+    >>> pointer = manager.memalloc(1024)                         # doctest: +SKIP
+    >>> manager.get_memory_info().free > 0                       # doctest: +SKIP
+    True
+    """
 
     def initialize(self) -> None:
-        """Has Numba free its own host memory a few blocks at a time, as its own manager does: each call waits for the device."""
+        """Has Numba free its own host memory a few blocks at a time, as its own manager does: each call waits for the device.
+
+        :raises aquifer.Error: where there is no device.
+        """
         if not self.deallocations.memory_capacity:
             self.deallocations.memory_capacity = self.get_memory_info().total
 
     def memalloc(self, size: int) -> Any:
-        """Device memory, in a ``MemoryPointer``. ``CudaAPIError``, which is a ``MemoryError`` too, where there is none.
+        """Device memory, in a ``MemoryPointer`` of Numba's.
 
-        An :class:`aquifer.Error` on the simulated device.
+        :param size: the size in bytes.
+        :raises MemoryError: where there is no memory. It is a ``CudaAPIError`` of Numba's, too.
+        :raises aquifer.Error: on the simulated device, whose memory no GPU has.
         """
         require_gpu("Numba")
         try:
@@ -74,7 +94,10 @@ class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type
         return MemoryPointer(self.context, pointer, size, finalizer=finalizer)
 
     def get_memory_info(self) -> Any:
-        """The free and the total memory of the device. What the pool has free is not in the first."""
+        """The free and the total memory of the device, in bytes. What the pool has free is not in the first.
+
+        :raises aquifer.Error: where there is no device.
+        """
         # A context that another library made names the driver's own device, which is a number.
         device = self.context.device
         free, total = _aquifer.memory_info(int(getattr(device, "id", device)))
@@ -82,7 +105,7 @@ class AquiferNumbaManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type
 
     @property
     def interface_version(self) -> int:
-        """1."""
+        """The version of NBEP 7's interface: 1."""
         return 1
 
 
@@ -90,5 +113,9 @@ _numba_memory_manager = AquiferNumbaManager
 
 
 def set_memory_manager() -> None:
-    """Sets it for the process, before Numba's first use of a device."""
+    """Sets :class:`AquiferNumbaManager` for the process, before Numba's first use of a device.
+
+    >>> import aquifer.numba                        # doctest: +SKIP
+    >>> aquifer.numba.set_memory_manager()          # doctest: +SKIP
+    """
     cuda.set_memory_manager(AquiferNumbaManager)

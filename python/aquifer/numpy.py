@@ -58,14 +58,26 @@ _BLOCKS: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary(
 
 @contextlib.contextmanager
 def numpy_handler(*, smallest: int = SMALLEST, zeros_from: int = ZEROS_FROM) -> Iterator[None]:
-    """Makes arrays of ``smallest`` bytes and more in page-locked memory, inside of a ``with``.
+    """Makes large arrays in page-locked memory, inside of a ``with``.
 
-    Arrays of ``numpy.zeros`` with ``zeros_from`` bytes and more stay pageable: page-locked memory is there in full from
-    the start, however little of it is touched.
     Arrays stay valid after its end, and free their memory where it came from. It is the context's, as NumPy's handlers are:
     an asyncio task begins with its parent's, a new thread with NumPy's own. Blocks of one context may end in any order, as
     those of generators do. Where page-locked memory is at its end, NumPy raises :class:`MemoryError`. A process that was
     forked from one with a device has no page-locked memory: new arrays are NumPy's own there.
+
+    :param smallest: bytes of the smallest array that is made so, 1 at least.
+    :param zeros_from: bytes from which arrays of ``numpy.zeros`` stay pageable: page-locked memory is there in full from the
+        start, however little of it is touched.
+    :raises ImportError: without NumPy.
+    :raises ValueError: for ``smallest=0``.
+    :raises RuntimeError: for a NumPy that has no handlers, or others.
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer, numpy
+    >>> with aquifer.numpy_handler(smallest=4096):
+    ...     array = numpy.ones(1000)
+    >>> aquifer.numpy.page_locked_arrays()[0] >= 1
+    True
     """
     block = _Block(smallest, zeros_from)
     try:
@@ -75,5 +87,13 @@ def numpy_handler(*, smallest: int = SMALLEST, zeros_from: int = ZEROS_FROM) -> 
 
 
 def page_locked_arrays() -> tuple[int, int]:
-    """How many arrays have page-locked memory, and their bytes. :mod:`aquifer.pinned` has what the pool holds."""
+    """How many arrays have page-locked memory, and their bytes. :mod:`aquifer.pinned` has what the pool holds.
+
+    >>> import aquifer, numpy
+    >>> with aquifer.numpy_handler():
+    ...     array = numpy.ones(1_000_000)
+    >>> count, nbytes = aquifer.numpy.page_locked_arrays()
+    >>> count >= 1, nbytes >= 8_000_000
+    (True, True)
+    """
     return _aquifer.numpy_page_locked_blocks()

@@ -27,28 +27,49 @@ _NONE = 2**64 - 1
 
 @dataclass(frozen=True)
 class PinnedStatistics:
-    """What the pool holds, in bytes."""
+    """What the pool holds, in bytes.
 
-    #: Taken from the driver.
+    :param reserved: bytes that the pool has of the driver.
+    :param peak_reserved: the most bytes that it had at one time.
+    :param live: bytes of blocks that are in use.
+    :param largest_free: bytes of the largest free block.
+
+    >>> import aquifer
+    >>> numbers = aquifer.pinned.statistics()
+    >>> numbers.peak_reserved >= numbers.reserved >= numbers.live
+    True
+    """
+
     reserved: int
-    #: The most that was reserved at once.
     peak_reserved: int
-    #: In blocks that are in use.
     live: int
-    #: The largest free block.
     largest_free: int
 
 
 def trim(keep: Size = 0) -> int:
-    """Waits for all work of the devices, and gives free memory back, as long as the pool keeps ``keep`` bytes.
+    """Waits for all work of the devices, and gives free memory back.
 
-    Returns how many bytes went back. An :class:`aquifer.Error` while a stream is in capture, which the wait would end.
+    :param keep: bytes that the pool keeps at least, or a text such as ``"64MiB"``.
+    :returns: how many bytes went back.
+    :raises ValueError: for what is no size.
+    :raises aquifer.Error: while a stream is in capture, which the wait would end, and where there is no device.
+
+    >>> import aquifer
+    >>> aquifer.pinned.trim(keep="64MiB") >= 0
+    True
     """
     return _aquifer.pinned_trim(_bytes(keep))
 
 
 def statistics() -> PinnedStatistics:
-    """What the pool holds now."""
+    """What the pool holds now, in bytes.
+
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer
+    >>> aquifer.pinned.statistics().live >= 0
+    True
+    """
     return PinnedStatistics(*_aquifer.pinned_statistics())
 
 
@@ -58,15 +79,21 @@ def set_limits(
     release_threshold: Size | None | Literal["keep"] = "keep",
     touch_threads: int | None = None,
 ) -> None:
-    """Changes what the pool may hold. What is not given stays as it is; None is for no limit.
+    """Changes what the pool may hold. What is not given stays as it is.
 
-    ``maximum_size`` is the most that the pool takes, in pages of 4096 bytes. A pool that has more keeps it.
+    :param maximum_size: bytes that the pool takes at most, in pages of 4096 bytes, or a text such as ``"1GiB"``. None sets
+        no limit. A pool that has more keeps it.
+    :param release_threshold: bytes above which a free gives memory back, if the devices have nothing to do, or a text. None,
+        the default, keeps all.
+    :param touch_threads: how many threads touch new memory of 16 MiB and more before it is locked. On an H200 machine 1 GiB
+        took 47 ms by 8 threads and 374 ms by none, the default. None suits a process that forks workers: the kernel
+        copies such memory for the child, at about 1 GiB a second.
+    :raises ValueError: for what is no size.
+    :raises aquifer.Error: where there is no device.
 
-    Above ``release_threshold`` a free gives memory back, if the devices have nothing to do. It keeps all by default.
-
-    ``touch_threads`` are the threads that touch new memory of 16 MiB and more before it is locked. On an H200 machine 1 GiB
-    took 47 ms by 8 threads and 374 ms by none, the default. That is for a process that forks workers: the kernel copies
-    such memory for the child, at about 1 GiB a second.
+    >>> import aquifer
+    >>> aquifer.pinned.set_limits(maximum_size="1GiB")
+    >>> aquifer.pinned.set_limits(maximum_size=None)
     """
 
     def limit(size: Size | None) -> int | None:

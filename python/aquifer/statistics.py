@@ -51,24 +51,64 @@ def _counters() -> Statistics | None:
 
 
 def enable_statistics() -> None:
-    """Has the current resource of the current device counted, from now on. Does nothing where it is."""
+    """Has the current resource of the current device counted, from now on. Nothing happens where it is.
+
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer
+    >>> aquifer.statistics.enable_statistics()
+    >>> buffer = aquifer.DeviceBuffer(size=1024)
+    >>> aquifer.statistics.get_statistics().current_bytes >= 1024
+    True
+    """
     if _counters() is None:
         current = _mr.get_current_device_resource()
         _mr.set_current_device_resource(_mr.StatisticsResourceAdaptor(current))
 
 
 def get_statistics() -> Statistics | None:
-    """What the current resource has counted. None where there is no ``statistics`` in its stack."""
+    """What the current resource has counted, in the innermost scope. None where nothing is counted.
+
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer
+    >>> with aquifer.statistics.statistics():
+    ...     buffer = aquifer.DeviceBuffer(size=1024)
+    ...     aquifer.statistics.get_statistics().total_count
+    1
+    """
     return _counters()
 
 
 def push_statistics() -> Statistics | None:
-    """Opens a scope, and returns what was counted before. None, and nothing, where nothing is counted."""
+    """Opens a scope of the process, in which all calls count from zero.
+
+    :returns: what was counted before. None where nothing is counted: then nothing is opened.
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer
+    >>> resource = aquifer.use("pool | statistics")
+    >>> before = aquifer.statistics.push_statistics()
+    >>> buffer = aquifer.DeviceBuffer(size=1024)
+    >>> aquifer.statistics.pop_statistics().total_bytes
+    1024
+    """
     return _made(_mr.get_current_device_resource()._push_counters())
 
 
 def pop_statistics() -> Statistics | None:
-    """Ends the innermost scope, and returns what it counted. None, and nothing, where nothing is counted."""
+    """Ends the innermost scope of the process.
+
+    :returns: what the scope counted. None where nothing is counted.
+    :raises IndexError: without a scope.
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer
+    >>> resource = aquifer.use("pool | statistics")
+    >>> before = aquifer.statistics.push_statistics()
+    >>> aquifer.statistics.pop_statistics().total_count
+    0
+    """
     return _made(_mr.get_current_device_resource()._pop_counters())
 
 
@@ -76,7 +116,14 @@ def pop_statistics() -> Statistics | None:
 def statistics() -> Iterator[None]:
     """Counts all threads inside of a ``with``: in a scope where the current resource is counted already.
 
-    :class:`ValueError` at its end if another resource is current then.
+    :raises ValueError: at its end, if another resource is current then.
+    :raises aquifer.Error: where there is no device.
+
+    >>> import aquifer
+    >>> with aquifer.statistics.statistics():
+    ...     buffer = aquifer.DeviceBuffer(size=1024)
+    ...     aquifer.statistics.get_statistics().peak_bytes
+    1024
     """
     before = None
     if push_statistics() is None:
@@ -95,18 +142,42 @@ def statistics() -> Iterator[None]:
 
 
 class ProfilerRecords:
-    """What :func:`profiler` has counted, by the names of functions and blocks. For any threads."""
+    """What :func:`profiler` has counted, by the names of functions and blocks. Any thread may call it.
+
+    >>> import aquifer
+    >>> records = aquifer.statistics.ProfilerRecords()
+    >>> records.add("step", aquifer.statistics.Statistics(0, 0, 512, 1, 1024, 2))
+    >>> records.records["step"].memory_peak
+    512
+    >>> print(records.report(ordered_by="num_calls").splitlines()[-1])
+         1             512           1,024  step
+    """
 
     @dataclass
     class MemoryRecord:
-        """Of one function or block."""
+        """Of one function or block.
+
+        :param num_calls: how many calls there were.
+        :param memory_total: bytes of all allocations in them.
+        :param memory_peak: the most bytes that were in use at one time in one of them.
+
+        >>> import aquifer
+        >>> record = aquifer.statistics.ProfilerRecords.MemoryRecord()
+        >>> record.add(memory_total=1024, memory_peak=512)
+        >>> record.num_calls, record.memory_total
+        (1, 1024)
+        """
 
         num_calls: int = 0
         memory_total: int = 0
         memory_peak: int = 0
 
         def add(self, memory_total: int, memory_peak: int) -> None:
-            """Adds a call."""
+            """Adds a call.
+
+            :param memory_total: bytes of all its allocations.
+            :param memory_peak: the most bytes that it had in use at one time.
+            """
             self.num_calls += 1
             self.memory_total += memory_total
             self.memory_peak = max(self.memory_peak, memory_peak)
@@ -116,18 +187,26 @@ class ProfilerRecords:
         self._records: dict[str, ProfilerRecords.MemoryRecord] = defaultdict(ProfilerRecords.MemoryRecord)
 
     def add(self, name: str, data: Statistics) -> None:
-        """Adds what one call has counted."""
+        """Adds what one call has counted.
+
+        :param name: the name of the function or the block.
+        :param data: the counters of the call.
+        """
         with self._lock:
             self._records[name].add(data.total_bytes, data.peak_bytes)
 
     @property
     def records(self) -> dict[str, MemoryRecord]:
-        """The records by name."""
+        """The records by the names of functions and blocks. Memory is in bytes."""
         with self._lock:
             return dict(self._records)
 
     def report(self, ordered_by: Literal["num_calls", "memory_peak", "memory_total"] = "memory_peak") -> str:
-        """A table of the records."""
+        """A table of the records, in bytes, as a text.
+
+        :param ordered_by: the column whose largest number comes first.
+        :raises AttributeError: for what is no column.
+        """
         records = sorted(self.records.items(), key=lambda record: getattr(record[1], ordered_by), reverse=True)
         lines = ["Memory Profiling", "================", ""]
         if not records:
@@ -154,7 +233,7 @@ class ProfilerRecords:
 
 
 #: Where :func:`profiler` counts unless it is told otherwise.
-default_profiler_records = ProfilerRecords()
+default_profiler_records: ProfilerRecords = ProfilerRecords()
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -167,9 +246,22 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 class ProfilerContext:
-    """What :func:`profiler` returns: a decorator, and a context."""
+    """What :func:`profiler` returns: a decorator, and a context.
+
+    >>> import aquifer
+    >>> resource = aquifer.use("pool | statistics")
+    >>> records = aquifer.statistics.ProfilerRecords()
+    >>> with aquifer.statistics.ProfilerContext(records, "step"):
+    ...     buffer = aquifer.DeviceBuffer(size=1024)
+    >>> records.records["step"].memory_total
+    1024
+    """
 
     def __init__(self, records: ProfilerRecords, name: str) -> None:
+        """
+        :param records: where the calls are added.
+        :param name: the name of the record. A decorator with an empty one takes the function's place and name.
+        """
         self._records = records
         self._name = name
 
@@ -204,10 +296,23 @@ class ProfilerContext:
 
 
 def profiler(*, records: ProfilerRecords = default_profiler_records, name: str = "") -> ProfilerContext:
-    """Counts a function (as a decorator) or a block (in a ``with``, by a name), where the current resource is counted.
+    """Counts a function (as a decorator) or a block (in a ``with``), where the current resource is counted.
 
-    A call counts what other threads allocate meanwhile, too. Of a generator, an ``async`` function and an ``async``
-    generator it counts while the body runs, and not what happens between a ``yield`` or an ``await`` and the next step.
-    Each is one call, which is added at its end.
+    A call counts what other threads allocate meanwhile, too. Of a generator, an ``async`` function and an ``async`` generator it counts while the body runs, and not what happens
+    between a ``yield`` or an ``await`` and the next step. Each is one call, which is added at its end.
+
+    :param records: where the calls are added.
+    :param name: the name of the record. A block needs one. A function without one has its file, line and own name.
+    :raises ValueError: at the beginning of a ``with`` without a name.
+
+    >>> import aquifer
+    >>> resource = aquifer.use("pool | statistics")
+    >>> records = aquifer.statistics.ProfilerRecords()
+    >>> @aquifer.statistics.profiler(records=records, name="step")
+    ... def step():
+    ...     buffer = aquifer.DeviceBuffer(size=1024)
+    >>> step()
+    >>> records.records["step"].memory_peak
+    1024
     """
     return ProfilerContext(records, name)

@@ -57,7 +57,14 @@ def _make_allocator() -> Any:
 
 
 def set_allocator() -> None:
-    """Sets it for the process, before PyTorch's first tensor on a device. Every block comes from the pool then."""
+    """Sets it for the process, before PyTorch's first tensor on a device. Every block comes from the pool then.
+
+    :raises RuntimeError: of PyTorch, after its first tensor on a device.
+
+    >>> import torch, aquifer.torch                         # doctest: +SKIP
+    >>> aquifer.torch.set_allocator()                       # doctest: +SKIP
+    >>> tensor = torch.empty(1 << 20, device="cuda")        # doctest: +SKIP
+    """
     torch.cuda.memory.change_current_allocator(_make_allocator())
 
 
@@ -66,7 +73,13 @@ _segments: list[Any] = []
 
 
 def mem_pool() -> Any:
-    """A ``torch.cuda.MemPool`` of which PyTorch's cache takes its segments from this package's pool."""
+    """A ``torch.cuda.MemPool`` of which PyTorch's cache takes its segments from this package's pool.
+
+    >>> import torch, aquifer.torch                         # doctest: +SKIP
+    >>> pool = aquifer.torch.mem_pool()                     # doctest: +SKIP
+    >>> with torch.cuda.use_mem_pool(pool):                 # doctest: +SKIP
+    ...     tensor = torch.empty(1 << 20, device="cuda")
+    """
     allocator = CUDAPluggableAllocator(_path, "aquifer_torch_alloc_nothrow", "aquifer_torch_free")
     _segments.append(allocator)
     return torch.cuda.MemPool(allocator.allocator())
@@ -74,7 +87,12 @@ def mem_pool() -> Any:
 
 @contextlib.contextmanager
 def use_mem_pool() -> Iterator[Any]:
-    """Has the calling thread's tensors come from a new :func:`mem_pool`, inside of a ``with``."""
+    """Has the calling thread's tensors come from a new :func:`mem_pool`, inside of a ``with``. Its value is that pool.
+
+    >>> import torch, aquifer.torch                         # doctest: +SKIP
+    >>> with aquifer.torch.use_mem_pool():                  # doctest: +SKIP
+    ...     tensor = torch.empty(1 << 20, device="cuda")
+    """
     pool = mem_pool()
     with torch.cuda.use_mem_pool(pool):
         yield pool

@@ -22,8 +22,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Device memory of a size in bytes, not written yet.
 ///
-/// Memory is allocated and freed in the order of `stream`, the default one unless given. It goes back to the resource that
-/// it came from. Copies from and to the host are complete when they return.
+/// Memory is allocated and freed in the order of a stream. It goes back to the resource that it came from. Copies from and to
+/// the host are complete when they return.
+///
+/// :param ptr: the address of memory to copy, of the device or the host, of ``size`` bytes. 0 copies nothing.
+/// :param size: the size in bytes.
+/// :param stream: the stream. Left out, it is the legacy default stream.
+/// :param mr: the resource that the memory comes from. None is the current one of the stream's device.
+/// :raises TypeError: for ``stream=None``, and for what is no stream.
+/// :raises OverflowError: for a negative size.
+/// :raises MemoryError: where there is no memory.
+/// :raises aquifer.Error: where there is no device.
+///
+/// >>> import aquifer
+/// >>> buffer = aquifer.DeviceBuffer(size=4)
+/// >>> buffer.copy_from_host(b"abcd")
+/// >>> buffer.tobytes(), buffer.size, buffer.nbytes, len(buffer)
+/// (b'abcd', 4, 4, 4)
+/// >>> buffer.reserve(1000)
+/// >>> buffer.resize(2)
+/// >>> buffer.capacity() >= 1000, bytes(buffer.copy())
+/// (True, b'ab')
 #[pyclass(frozen, weakref, module = "aquifer")]
 pub(crate) struct DeviceBuffer {
     state: Arc<State>,
@@ -335,7 +354,19 @@ impl DeviceBuffer {
         Ok(made)
     }
 
-    /// A copy of the bytes of a host's object: of `bytes`, or of a one-dimensional array of unsigned bytes.
+    /// A copy of the bytes of a host's object. ``aquifer.to_device`` takes any contiguous array.
+    ///
+    /// :param b: ``bytes``, or a one-dimensional array of unsigned bytes.
+    /// :param stream: the stream in whose order the memory is allocated and freed. Left out, it is the legacy default stream.
+    /// :param mr: the resource that the memory comes from. None is the current one of the stream's device.
+    /// :raises TypeError: for what has no bytes, and for ``stream=None``.
+    /// :raises ValueError: for another array.
+    /// :raises MemoryError: where there is no memory.
+    /// :raises aquifer.Error: where there is no device.
+    ///
+    /// >>> import aquifer
+    /// >>> aquifer.DeviceBuffer.to_device(b"some bytes").size
+    /// 10
     #[staticmethod]
     #[pyo3(signature = (b, stream=Given::NONE, mr=None))]
     fn to_device(
@@ -372,6 +403,17 @@ impl DeviceBuffer {
 
     /// Another library's memory without a copy, by DLPack. It is held until this buffer and all views of it are gone, which
     /// then waits for the stream.
+    ///
+    /// :param obj: an array on the device, of any library that has DLPack.
+    /// :param stream: the stream of the later work on it. None is the legacy default stream.
+    /// :raises TypeError: for what has no ``__dlpack__``, and for what is no stream.
+    /// :raises BufferError: for the host's memory, another device's, and an array that is not contiguous.
+    /// :raises aquifer.Error: where there is no device.
+    ///
+    /// >>> import aquifer
+    /// >>> view = aquifer.DeviceBuffer.from_dlpack(aquifer.to_device(b"some bytes"))
+    /// >>> view.tobytes()
+    /// b'some bytes'
     #[staticmethod]
     #[pyo3(signature = (obj, stream=None))]
     fn from_dlpack(
@@ -382,7 +424,7 @@ impl DeviceBuffer {
         Ok(crate::dlpack::import(py, obj, stream)?)
     }
 
-    /// The address on the device. 0 of an empty buffer.
+    /// The address on the device, as a number. It is 0 of an empty buffer.
     #[getter]
     fn ptr(&self) -> u64 {
         self.state.parts().0
@@ -400,7 +442,8 @@ impl DeviceBuffer {
         self.size()
     }
 
-    /// The stream in whose order the memory is freed.
+    /// The stream in whose order the memory is used and freed. Another one comes after all use so far, and None is the legacy
+    /// default stream.
     #[getter]
     fn stream(&self) -> Stream {
         Stream::new_of(self.state.stream())
@@ -413,7 +456,7 @@ impl DeviceBuffer {
         Ok(self.move_to_opened(py, opened)?)
     }
 
-    /// The resource that the memory came from. None of another library's memory.
+    /// The resource that the memory came from. It is None of another library's memory.
     #[getter]
     fn mr(&self, py: Python<'_>) -> Option<Py<DeviceMemoryResource>> {
         self.state.resource.as_ref().map(|resource| resource.clone_ref(py))
@@ -433,12 +476,18 @@ impl DeviceBuffer {
         self.size()
     }
 
-    /// The bytes that the memory has room for without moving.
+    /// How many bytes the memory has room for without moving.
     fn capacity(&self) -> usize {
         self.state.place().capacity
     }
 
-    /// Has room for `new_capacity` bytes at least. The memory may move.
+    /// Makes room for a later ``resize``. The memory may move.
+    ///
+    /// :param new_capacity: how many bytes there is room for at least.
+    /// :param stream: the stream in whose order the memory is used and freed from now on. Left out, it stays the same.
+    /// :raises BufferError: while another library has the memory by DLPack.
+    /// :raises MemoryError: where there is no memory. The buffer is as before.
+    /// :raises aquifer.Error: while the memory sleeps.
     #[pyo3(signature = (new_capacity, stream=Given::NONE))]
     fn reserve(
         &self,
@@ -451,6 +500,12 @@ impl DeviceBuffer {
     }
 
     /// Changes the size. Bytes that come to it are not written yet. The memory may move.
+    ///
+    /// :param new_size: the size in bytes.
+    /// :param stream: the stream in whose order the memory is used and freed from now on. Left out, it stays the same.
+    /// :raises BufferError: while another library has the memory by DLPack.
+    /// :raises MemoryError: where there is no memory. The buffer is as before.
+    /// :raises aquifer.Error: while the memory sleeps.
     #[pyo3(signature = (new_size, stream=Given::NONE))]
     fn resize(
         &self,
@@ -464,6 +519,9 @@ impl DeviceBuffer {
     }
 
     /// A copy in new memory of the same resource and stream. Of another library's memory, in the current resource's.
+    ///
+    /// :raises MemoryError: where there is no memory.
+    /// :raises aquifer.Error: while the memory sleeps.
     fn copy(&self, py: Python<'_>) -> PyResult<Self> {
         let opened = self.state.stream();
         let Some(resource) = &self.state.resource else {
@@ -485,8 +543,22 @@ impl DeviceBuffer {
         self.copy(py)
     }
 
-    /// Copies the bytes to the first ones of `ary`, a host's object that may be written and has as many bytes at least, and
-    /// returns it. Without one, to a new NumPy array of bytes. Waits for what `stream` was given before.
+    /// Copies the bytes to a host's object.
+    ///
+    /// :param ary: an object that may be written and has as many bytes at least, of which the first are overwritten. None makes a
+    ///     NumPy array of unsigned bytes.
+    /// :param stream: a stream whose work so far the copy comes after, beside the buffer's own.
+    /// :returns: ``ary``, or the new array.
+    /// :raises TypeError: for what has no bytes.
+    /// :raises BufferError: for what cannot be written, and for bytes that are not contiguous.
+    /// :raises ValueError: for an object with fewer bytes, and for an array of NumPy's that is not contiguous.
+    /// :raises ImportError: without ``ary`` and without NumPy.
+    /// :raises aquifer.Error: while the memory sleeps, and on the simulated device for bytes that were never written.
+    ///
+    /// >>> import aquifer
+    /// >>> target = bytearray(4)
+    /// >>> aquifer.to_device(b"abcd").copy_to_host(target)
+    /// bytearray(b'abcd')
     #[pyo3(signature = (ary=None, stream=Given::NONE))]
     fn copy_to_host(
         &self,
@@ -513,7 +585,14 @@ impl DeviceBuffer {
         Ok(ary)
     }
 
-    /// Overwrites the first bytes with those of a host's object. Comes after what `stream` was given before.
+    /// Overwrites the first bytes with those of a host's object.
+    ///
+    /// :param ary: ``bytes``, or a contiguous array of any numbers.
+    /// :param stream: a stream whose work so far the copy comes after, beside the buffer's own.
+    /// :raises TypeError: for what has no bytes.
+    /// :raises BufferError: for bytes that are not contiguous.
+    /// :raises ValueError: for more bytes than the buffer has, and for an array of NumPy's that is not contiguous.
+    /// :raises aquifer.Error: while the memory sleeps.
     #[pyo3(signature = (ary, stream=Given::NONE))]
     fn copy_from_host(
         &self,
@@ -532,7 +611,19 @@ impl DeviceBuffer {
         Ok(detach(py, || self.state.with(copy))?)
     }
 
-    /// Overwrites the first bytes with those of an array on the device, of any library that has the CUDA array interface.
+    /// Overwrites the first bytes with those of an array on the device.
+    ///
+    /// :param cuda_ary: a contiguous array of any library that has ``__cuda_array_interface__``.
+    /// :param stream: a stream whose work so far the copy comes after, beside the buffer's own and the array's.
+    /// :raises TypeError: for what is no array on a device.
+    /// :raises ValueError: for more bytes than the buffer has, and for an array that is not contiguous.
+    /// :raises aquifer.Error: while the memory sleeps.
+    ///
+    /// >>> import aquifer
+    /// >>> buffer = aquifer.to_device(b"abcd")
+    /// >>> buffer.copy_from_device(aquifer.to_device(b"xy"))
+    /// >>> buffer.tobytes()
+    /// b'xycd'
     #[pyo3(signature = (cuda_ary, stream=Given::NONE))]
     fn copy_from_device(
         &self,
@@ -554,6 +645,10 @@ impl DeviceBuffer {
     }
 
     /// The bytes, as the host's.
+    ///
+    /// :param stream: a stream whose work so far the copy comes after, beside the buffer's own.
+    /// :raises TypeError: for what is no stream.
+    /// :raises aquifer.Error: while the memory sleeps, and on the simulated device for bytes that were never written.
     #[pyo3(signature = (stream=Given::NONE))]
     fn tobytes<'py>(&self, py: Python<'py>, stream: Given<'_>) -> PyResult<Bound<'py, PyBytes>> {
         self.come_after(py, stream.get())?;
@@ -580,7 +675,7 @@ impl DeviceBuffer {
         Ok((slf.get_type().getattr("to_device")?, PyTuple::new(py, [bytes])?))
     }
 
-    /// How Numba, CuPy and others see the memory: an array of bytes. Where `stream` has work to do, it is named, and they
+    /// How Numba, CuPy and others see the memory: an array of bytes. Where ``stream`` has work to do, it is named, and they
     /// order their work after it.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -603,8 +698,16 @@ impl DeviceBuffer {
         Ok(interface)
     }
 
-    /// Moves managed memory to a device, by default the buffer's own, or to the host (-1, `cudaCpuDeviceId`), in the order
-    /// of `stream`. Nothing happens to other memory.
+    /// Moves managed memory to its device or to the host. Nothing happens to other memory.
+    ///
+    /// :param device: the number of the buffer's device, or -1 (``cudaCpuDeviceId``) for the host. None is the buffer's device.
+    /// :param stream: a stream whose work so far the move comes after, beside the buffer's own.
+    /// :raises ValueError: for another device.
+    /// :raises aquifer.Error: where the driver refuses it.
+    ///
+    /// >>> import aquifer
+    /// >>> buffer = aquifer.DeviceBuffer(size=1024, mr=aquifer.mr.ManagedMemoryResource())
+    /// >>> buffer.prefetch()
     #[pyo3(signature = (device=None, stream=None))]
     fn prefetch(
         &self,
@@ -633,7 +736,7 @@ impl DeviceBuffer {
     }
 
     /// The memory for another library, by DLPack: an array of bytes. The library's stream comes after this buffer's. For the
-    /// host, `dl_device=(1, 0)`, it is a copy.
+    /// host, ``dl_device=(1, 0)``, it is a copy.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -777,7 +880,21 @@ impl DeviceBuffer {
     }
 }
 
-/// Copies device memory at an address to a host's object that may be written, as many bytes as that has.
+/// Copies device memory at an address to a host's object.
+///
+/// :param db: the address.
+/// :param hb: an object that may be written. As many bytes as it has are copied.
+/// :param stream: the stream that copies. Left out, it is the legacy default stream.
+/// :raises TypeError: for what has no bytes, and for ``stream=None``.
+/// :raises BufferError: for what cannot be written.
+/// :raises aquifer.Error: where the driver finds no such memory.
+///
+/// >>> import aquifer
+/// >>> buffer = aquifer.to_device(b"abcd")
+/// >>> target = bytearray(4)
+/// >>> aquifer.copy_ptr_to_host(buffer.ptr, target)
+/// >>> target
+/// bytearray(b'abcd')
 #[pyfunction]
 #[pyo3(signature = (db, hb, stream=Given::NONE))]
 pub(crate) fn copy_ptr_to_host(
@@ -799,6 +916,18 @@ pub(crate) fn copy_ptr_to_host(
 }
 
 /// Copies the bytes of a host's object to device memory at an address.
+///
+/// :param hb: ``bytes``, or a contiguous array of any numbers. All its bytes are copied.
+/// :param db: the address.
+/// :param stream: the stream that copies. Left out, it is the legacy default stream.
+/// :raises TypeError: for what has no bytes, and for ``stream=None``.
+/// :raises aquifer.Error: where the driver finds no such memory.
+///
+/// >>> import aquifer
+/// >>> buffer = aquifer.to_device(b"abcd")
+/// >>> aquifer.copy_host_to_ptr(b"xy", buffer.ptr)
+/// >>> buffer.tobytes()
+/// b'xycd'
 #[pyfunction]
 #[pyo3(signature = (hb, db, stream=Given::NONE))]
 pub(crate) fn copy_host_to_ptr(
@@ -820,6 +949,20 @@ pub(crate) fn copy_host_to_ptr(
 }
 
 /// Copies device memory from an address to another.
+///
+/// :param d_src: the address to copy from.
+/// :param d_dst: the address to copy to.
+/// :param count: how many bytes are copied.
+/// :param stream: the stream that copies. Left out, it is the legacy default stream.
+/// :raises TypeError: for ``stream=None``, and for what is no stream.
+/// :raises OverflowError: for a negative number of bytes.
+/// :raises aquifer.Error: where the driver finds no such memory.
+///
+/// >>> import aquifer
+/// >>> source, target = aquifer.to_device(b"abcd"), aquifer.to_device(b"wxyz")
+/// >>> aquifer.copy_device_to_ptr(source.ptr, target.ptr, 2)
+/// >>> target.tobytes()
+/// b'abyz'
 #[pyfunction]
 #[pyo3(signature = (d_src, d_dst, count, stream=Given::NONE))]
 pub(crate) fn copy_device_to_ptr(

@@ -40,7 +40,15 @@ pub(crate) fn current(py: Python<'_>, ordinal: i32) -> Result<Py<DeviceMemoryRes
     Ok(made)
 }
 
-/// The current resource of a device, by default the current one.
+/// The current resource of a device: what was set, or what ``AQUIFER_STACK`` describes, or a pool.
+///
+/// :param device: the number of the device. None is the current one.
+/// :raises ValueError: for a negative number, and for a wrong text in ``AQUIFER_STACK``.
+/// :raises aquifer.Error: for a device that is not there.
+///
+/// >>> import aquifer
+/// >>> aquifer.mr.get_per_device_resource(0).device
+/// 0
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 pub(crate) fn get_per_device_resource(
@@ -50,8 +58,20 @@ pub(crate) fn get_per_device_resource(
     Ok(current(py, device.unwrap_or_else(current_ordinal))?)
 }
 
-/// Sets the current resource of a device, by default the current one, for buffers and for all hosts. What was allocated
+/// Sets the current resource of a device, for buffers and for the libraries whose allocators are set. What was allocated
 /// before stays valid, and goes back to where it came from.
+///
+/// :param device: the number of the device. None is the current one.
+/// :param mr: the resource. It was made on that device.
+/// :raises TypeError: for what is no resource.
+/// :raises ValueError: for a resource of another device.
+/// :raises aquifer.Error: in the child of a fork.
+///
+/// >>> import aquifer
+/// >>> pool = aquifer.mr.PoolMemoryResource(aquifer.mr.CudaMemoryResource())
+/// >>> aquifer.mr.set_per_device_resource(0, pool)
+/// >>> aquifer.mr.get_per_device_resource(0) is pool
+/// True
 #[pyfunction]
 #[pyo3(signature = (device, mr))]
 pub(crate) fn set_per_device_resource(

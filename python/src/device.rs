@@ -88,7 +88,13 @@ pub(crate) fn current_ordinal() -> i32 {
     }
 }
 
-/// How many devices there are: 1 where that is the simulated one.
+/// How many devices there are: 1 where that is the simulated one, 0 without a GPU.
+///
+/// :raises aquifer.Error: where the driver fails.
+///
+/// >>> import aquifer
+/// >>> aquifer.device_count() >= 1
+/// True
 #[pyfunction]
 pub(crate) fn device_count(py: Python<'_>) -> PyResult<usize> {
     match detach(py, || embedded::device(0)) {
@@ -103,12 +109,24 @@ pub(crate) fn device_count(py: Python<'_>) -> PyResult<usize> {
 }
 
 /// The number of the calling thread's current device: 0 unless a library has chosen another.
+///
+/// >>> import aquifer
+/// >>> aquifer.current_device()
+/// 0
 #[pyfunction]
 pub(crate) fn current_device() -> i32 {
     current_ordinal()
 }
 
 /// A device's name.
+///
+/// :param device: the number of the device. None is the current one.
+/// :raises ValueError: for a negative number.
+/// :raises aquifer.Error: for a device that is not there.
+///
+/// >>> import aquifer
+/// >>> len(aquifer.device_name(0)) > 0
+/// True
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 pub(crate) fn device_name(
@@ -126,6 +144,13 @@ pub(crate) fn _driver_version(py: Python<'_>) -> PyResult<Option<u32>> {
 }
 
 /// From now on device 0 is a simulated one where there is no GPU. Call it before anything else asks for a device.
+///
+/// :raises aquifer.Error: where a GPU is there and its driver fails.
+///
+/// >>> import aquifer
+/// >>> aquifer.simulate()
+/// >>> aquifer.device_count() >= 1
+/// True
 #[pyfunction]
 pub(crate) fn simulate(py: Python<'_>) -> PyResult<()> {
     detach(py, embedded::simulate).map_err(Raised::from)?;
@@ -133,12 +158,27 @@ pub(crate) fn simulate(py: Python<'_>) -> PyResult<()> {
 }
 
 /// Whether device 0 is the simulated one, whose memory is the host's and on which no kernel runs.
+///
+/// :raises aquifer.Error: where there is no device.
+///
+/// >>> import aquifer
+/// >>> aquifer.is_simulated() in (True, False)
+/// True
 #[pyfunction]
 pub(crate) fn is_simulated(py: Python<'_>) -> PyResult<bool> {
     Ok(device(py, 0)?.simulator().is_some())
 }
 
-/// The free and the total memory of a device, in bytes.
+/// The free and the total memory of a device, in bytes. What a pool has free is not in the first.
+///
+/// :param device: the number of the device. None is the current one.
+/// :raises ValueError: for a negative number.
+/// :raises aquifer.Error: for a device that is not there.
+///
+/// >>> import aquifer
+/// >>> free, total = aquifer.memory_info()
+/// >>> 0 < free <= total
+/// True
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 pub(crate) fn memory_info(

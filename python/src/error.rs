@@ -13,13 +13,27 @@ pyo3::create_exception!(
     aquifer,
     Error,
     PyRuntimeError,
-    "A call failed for what is not the caller's argument and not memory: of the driver, the device or the process."
+    "A call failed for what is not the caller's argument and not memory: of the driver, the device or the process.
+
+>>> import aquifer
+>>> try:
+...     aquifer.device_name(1000)
+... except aquifer.Error:
+...     print('there is no such device')
+there is no such device"
 );
 pyo3::create_exception!(
     aquifer,
     OutOfMemoryError,
     PyMemoryError,
-    "The device, the host or a limit has no room. A MemoryError, as the standard library's and RMM's are."
+    "The device, the host or a limit has no room. A MemoryError, as the standard library's and RMM's are.
+
+>>> import aquifer
+>>> try:
+...     aquifer.DeviceBuffer(size=2**60)
+... except MemoryError as error:
+...     print(type(error).__name__)
+OutOfMemoryError"
 );
 
 /// An allocation that a driver refused for another reason than room: an [`Error`] that is a `MemoryError` as well, since RMM
@@ -28,7 +42,11 @@ pub(crate) fn allocation_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let class = CLASS.get_or_try_init(py, || {
         let bases = (py.get_type::<Error>(), py.get_type::<PyMemoryError>());
-        let document = "The driver refused an allocation, for another reason than room. A MemoryError, as RMM's is.";
+        let document = "The driver refused an allocation, for another reason than room. A MemoryError, as RMM's is.
+
+>>> import aquifer
+>>> issubclass(aquifer.AllocationError, aquifer.Error), issubclass(aquifer.AllocationError, MemoryError)
+(True, True)";
         let members = PyDict::new(py);
         members.set_item("__module__", "aquifer")?;
         members.set_item("__doc__", document)?;

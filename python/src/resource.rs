@@ -20,8 +20,28 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// What hands out device memory, on the device that was current when it was made. The base of the classes in `aquifer.mr`,
-/// and the class of what `aquifer.use` makes.
+/// What hands out device memory, on the device that was current when it was made. The base of the classes in
+/// ``aquifer.mr``, and the class of what ``aquifer.use`` makes.
+///
+/// A subclass calls ``super().__init__`` first. Without that its methods raise ``RuntimeError``.
+///
+/// >>> import aquifer
+/// >>> resource = aquifer.use("pool(cuda, max=1GiB) | limiting(512MiB) | tracking | statistics")
+/// >>> ptr = resource.allocate(1000)
+/// >>> resource.get_allocated_bytes(), resource.get_allocation_limit()
+/// (1000, 536870912)
+/// >>> resource.pool_statistics()["live_blocks"], "1000" in resource.get_outstanding_allocations_str()
+/// (1, True)
+/// >>> before = resource.push_counters()
+/// >>> resource.deallocate(ptr, 1000)
+/// >>> resource.pop_counters().current_bytes, resource.allocation_counts.total_bytes
+/// (-1000, 1000)
+/// >>> resource.trim() > 0
+/// True
+/// >>> resource.device
+/// 0
+/// >>> resource.text
+/// 'pool(cuda, maximum_size=1GiB, handles=off) | limiting(512MiB) | tracking | statistics'
 #[pyclass(subclass, frozen, weakref, module = "aquifer.mr")]
 pub(crate) struct DeviceMemoryResource {
     /// Filled by `__init__`, and again where a bin is added.
@@ -214,7 +234,15 @@ impl DeviceMemoryResource {
         Ok(())
     }
 
-    /// Memory for work on a stream, from this call on: its address. `deallocate` gives it back.
+    /// Memory for work on a stream, from this call on. ``deallocate`` gives it back.
+    ///
+    /// :param nbytes: the size in bytes.
+    /// :param stream: the stream of the first work on it. Left out, it is the legacy default stream.
+    /// :returns: the address, a multiple of 256 bytes. It is 0 for 0 bytes.
+    /// :raises TypeError: for ``stream=None``, and for what is no stream.
+    /// :raises OverflowError: for a negative size.
+    /// :raises MemoryError: where there is no memory.
+    /// :raises aquifer.Error: while the memory sleeps, and in the child of a fork.
     #[pyo3(signature = (nbytes, stream=Given::NONE))]
     fn allocate(
         &self,
@@ -232,6 +260,15 @@ impl DeviceMemoryResource {
     }
 
     /// Gives memory back in the order of a stream: work that was given to it before may use the memory.
+    ///
+    /// The memory goes back to the resource that it came from, which may be another one.
+    ///
+    /// :param ptr: the address.
+    /// :param nbytes: the size in bytes.
+    /// :param stream: the stream. Left out, it is the legacy default stream.
+    /// :raises TypeError: for ``stream=None``, and for what is no stream.
+    /// :raises ValueError: for an address that is no block, or was freed before.
+    /// :raises aquifer.Error: in the child of a fork.
     #[pyo3(signature = (ptr, nbytes, stream=Given::NONE))]
     fn deallocate(
         &self,
@@ -247,8 +284,13 @@ impl DeviceMemoryResource {
         Ok(freed.map_err(Raised::from)?)
     }
 
-    /// Gives free memory back to the driver until `keep` bytes are left, as far as the device is past it, and returns how
-    /// many bytes went. With `wait`, waits for the streams that freed memory first.
+    /// Gives free memory back to the driver, as far as the device is past its work on it.
+    ///
+    /// :param keep: how many bytes the pool keeps at least.
+    /// :param wait: whether it waits first for the streams that freed memory.
+    /// :returns: how many bytes went back.
+    /// :raises OverflowError: for a negative number of bytes.
+    /// :raises aquifer.Error: where a wait meets a stream in capture, or the driver fails.
     #[pyo3(signature = (keep=0, *, wait=false))]
     fn trim(
         &self,
@@ -301,7 +343,10 @@ impl DeviceMemoryResource {
         Ok(self.built()?.resources().is_asleep())
     }
 
-    /// What the outermost pool holds and did, as a dict of numbers. Empty without a pool.
+    /// What the outermost pool holds and did, as a dict of numbers. It is empty without a pool.
+    ///
+    /// The keys that end in ``_bytes`` are bytes: ``reserved_bytes`` is what the pool has of its upstream, ``live_bytes`` what is
+    /// in use. The others are counts.
     fn pool_statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         guard_thread();
         let dict = PyDict::new(py);
@@ -327,7 +372,7 @@ impl DeviceMemoryResource {
         Ok(dict)
     }
 
-    /// The text of its stack, as `aquifer.use` takes it. None with a function of Python inside.
+    /// The text of its stack, as ``aquifer.use`` takes it. It is None with a function of Python inside.
     #[getter]
     fn text(&self) -> PyResult<Option<String>> {
         Ok(self.built()?.resources().text().map(ToString::to_string))
@@ -351,23 +396,33 @@ impl DeviceMemoryResource {
         Ok(self.built()?.upstreams.iter().map(|upstream| upstream.clone_ref(py)).collect())
     }
 
-    /// What the outermost `statistics` has counted: the innermost scope's of the process, or all.
+    /// What the outermost ``statistics`` has counted, in bytes and blocks. The innermost scope of the process counts from its
+    /// beginning. A stack without ``statistics`` has no such attribute.
     #[getter]
     fn allocation_counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         counters::object(py, self._counters()?.ok_or_else(|| without("statistics"))?)
     }
 
-    /// Opens a scope, in which the calls of all threads count from zero, and returns the counters before.
+    /// Opens a scope of the process, in which the calls of all threads count from zero.
+    ///
+    /// :returns: the counters before, an ``aquifer.statistics.Statistics``.
+    /// :raises AttributeError: of a stack without ``statistics``.
     fn push_counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         counters::object(py, self._push_counters()?.ok_or_else(|| without("statistics"))?)
     }
 
-    /// Ends the innermost scope of the process, and returns its counters.
+    /// Ends the innermost scope of the process, whichever thread opened it.
+    ///
+    /// :returns: its counters, an ``aquifer.statistics.Statistics``.
+    /// :raises IndexError: without a scope.
+    /// :raises AttributeError: of a stack without ``statistics``.
     fn pop_counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         counters::object(py, self._pop_counters()?.ok_or_else(|| without("statistics"))?)
     }
 
-    /// The bytes in use, of the outermost `tracking`, or else `limiting`.
+    /// The bytes in use, of the outermost ``tracking``, or else ``limiting``.
+    ///
+    /// :raises AttributeError: of a stack without either.
     fn get_allocated_bytes(&self) -> PyResult<usize> {
         let tracked = self._tracked()?.map(|(_, bytes)| bytes);
         let bytes = match tracked {
@@ -377,12 +432,16 @@ impl DeviceMemoryResource {
         bytes.ok_or_else(|| without("tracking"))
     }
 
-    /// The limit of the outermost `limiting`.
+    /// The limit of the outermost ``limiting``, in bytes.
+    ///
+    /// :raises AttributeError: of a stack without ``limiting``.
     fn get_allocation_limit(&self) -> PyResult<usize> {
         Ok(self._limited()?.ok_or_else(|| without("limiting"))?.1)
     }
 
-    /// The blocks in use of the outermost `tracking`, a line each. Empty without any.
+    /// The blocks in use of the outermost ``tracking``, a line each, with their bytes. It is empty without any.
+    ///
+    /// :raises AttributeError: of a stack without ``tracking``.
     fn get_outstanding_allocations_str(&self) -> PyResult<String> {
         let (report, bytes) = self._tracked()?.ok_or_else(|| without("tracking"))?;
         Ok(if bytes > 0 { report } else { String::new() })

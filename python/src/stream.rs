@@ -27,8 +27,23 @@ use std::sync::{Arc, LazyLock, Weak};
 
 /// A stream of CUDA: a queue of work, in whose order memory is allocated and freed.
 ///
-/// `Stream()` makes one. `Stream(obj)` is that of another library: an object of CuPy, Numba, PyTorch or cuda.core, or any
-/// that has `__cuda_stream__`. The object is kept as long as its stream may be used.
+/// ``Stream()`` makes one on the current device. ``Stream(obj)`` is that of another library.
+///
+/// :param obj: a stream of CuPy, Numba, PyTorch or cuda.core, or any object that has ``__cuda_stream__``. It is kept as long as
+///     its stream may be used. None makes a stream.
+/// :param flags: how a new stream stands to the legacy default stream, of ``aquifer.CudaStreamFlags``. By default each waits for
+///     the other.
+/// :raises TypeError: for what is no stream.
+/// :raises ValueError: for other flags, for flags beside ``obj``, and for the per-thread default stream.
+/// :raises aquifer.Error: where there is no device.
+///
+/// >>> import aquifer
+/// >>> stream = aquifer.Stream()
+/// >>> buffer = aquifer.DeviceBuffer(size=1024, stream=stream)
+/// >>> stream.wait(aquifer.default_stream())
+/// >>> stream.synchronize()
+/// >>> stream.is_default(), stream.handle == stream.ptr, stream.device
+/// (False, True, 0)
 #[pyclass(frozen, weakref, module = "aquifer")]
 pub(crate) struct Stream {
     opened: Arc<Opened>,
@@ -353,14 +368,14 @@ impl Stream {
         Ok(Self { opened: Opened::of(stream) })
     }
 
-    /// The driver's handle, a `cudaStream_t`, as a number. That of the legacy default stream is 1.
+    /// The driver's handle, a ``cudaStream_t``, as a number. That of the legacy default stream is 1.
     #[getter]
     fn handle(&self) -> u64 {
         let stream = self.opened.stream();
         if self.is_default() { 1 } else { stream.handle() }
     }
 
-    /// As CuPy calls `handle`.
+    /// The driver's handle, as CuPy calls ``handle``.
     #[getter]
     fn ptr(&self) -> u64 {
         self.handle()
@@ -385,11 +400,17 @@ impl Stream {
     }
 
     /// Blocks until the stream has done all that it was given.
+    ///
+    /// :raises aquifer.Error: while the stream is in capture, and where its work has failed.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         Ok(detach(py, || self.opened.stream().synchronize()).map_err(Raised::from)?)
     }
 
     /// Has the stream's later work come after what another one was given so far. Nothing waits on the host.
+    ///
+    /// :param other: the other stream, of this package or another library. None is the legacy default stream.
+    /// :raises TypeError: for what is no stream.
+    /// :raises aquifer.Error: where the driver refuses it.
     fn wait(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<()> {
         let other = Opened::of_argument(py, Some(other))?;
         let waited = detach(py, || self.opened.stream().wait_for(other.stream()));
@@ -417,7 +438,15 @@ impl Stream {
     }
 }
 
-/// The legacy default stream of a device, by default the current one.
+/// The legacy default stream of a device.
+///
+/// :param device: the number of the device. None is the current one.
+/// :raises ValueError: for a negative number.
+/// :raises aquifer.Error: for a device that is not there.
+///
+/// >>> import aquifer
+/// >>> aquifer.default_stream().is_default()
+/// True
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 pub(crate) fn default_stream(

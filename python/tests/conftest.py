@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import inspect
 import os
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -93,3 +99,86 @@ def in_threads() -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+#: The modules that users name.
+PUBLIC_MODULES = ["aquifer"] + [
+    f"aquifer.{name}" for name in ("mr", "statistics", "pinned", "numpy", "torch", "cupy", "numba", "cuda_core")
+]
+
+
+@dataclass(frozen=True)
+class Public:
+    """What has a name that users may write."""
+
+    name: str
+    thing: Any
+    #: The class that has it.
+    owner: type | None = None
+
+    @property
+    def doc(self) -> str:
+        """Its own docstring; that of a class has ``__init__``'s as well."""
+        own = self.thing.__dict__.get("__doc__") if isinstance(self.thing, type) else self.thing.__doc__
+        parts = [own]
+        if isinstance(self.thing, type) and "__init__" in vars(self.thing):
+            init = vars(self.thing)["__init__"].__doc__
+            # A dataclass's and a native class's has none of its own.
+            parts.append(None if init == object.__init__.__doc__ else init)
+        return "\n\n".join(inspect.cleandoc(part) for part in parts if part)
+
+
+def _module(name: str) -> types.ModuleType | None:
+    """A module, as long as its library is there. PyTorch, which is large, has a stand-in."""
+    with contextlib.suppress(ImportError):
+        return importlib.import_module(name)
+    if name != "aquifer.torch":
+        return None
+    stand_ins = {module: mock.MagicMock() for module in ("torch", "torch.cuda", "torch.cuda.memory")}
+    with mock.patch.dict(sys.modules, stand_ins):
+        found = importlib.import_module(name)
+    # The next import of it finds none.
+    del sys.modules["aquifer"].torch
+    return found
+
+
+def _members(of: Public) -> Iterator[Public]:
+    for name, member in vars(of.thing).items():
+        if name.startswith("_") or isinstance(member, (int, str)):
+            continue
+        member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+        if isinstance(member, property) or callable(member) or inspect.isgetsetdescriptor(member):
+            found = Public(f"{of.name}.{name}", member, of.thing)
+            yield found
+            if isinstance(member, type):
+                yield from _members(found)
+
+
+def public() -> list[Public]:
+    """All that has a public name, each once."""
+    found: dict[int, Public] = {}
+
+    def add(one: Public) -> None:
+        if id(one.thing) in found:
+            return
+        found[id(one.thing)] = one
+        if isinstance(one.thing, type):
+            for member in _members(one):
+                found.setdefault(id(member.thing), member)
+
+    for module_name in PUBLIC_MODULES:
+        module = _module(module_name)
+        if module is None:
+            continue
+        add(Public(module_name, module))
+        for name in module.__all__:
+            thing = getattr(module, name)
+            of_ours = (getattr(thing, "__module__", None) or "aquifer").partition(".")[0] == "aquifer"
+            if (isinstance(thing, type) or inspect.isroutine(thing)) and of_ours:
+                add(Public(f"{module_name}.{name}", thing))
+    return list(found.values())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "named" in metafunc.fixturenames:
+        metafunc.parametrize("named", public(), ids=lambda one: one.name)

@@ -1,4 +1,4 @@
-"""The examples in the documentation of modules, classes and functions."""
+"""The examples in the documentation of modules, classes and functions, the native ones included."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ OTHERS = {"aquifer.cuda_core", "aquifer.cupy", "aquifer.numba", "aquifer.torch"}
 #: Modules that have examples which run here.
 WITH_EXAMPLES = {
     "aquifer",
+    "aquifer._aquifer",
     "aquifer._debug_log",
+    "aquifer._map",
+    "aquifer._reinitialize",
+    "aquifer._set_allocators",
     "aquifer._sleep",
+    "aquifer._statistics",
     "aquifer._stream_pool",
     "aquifer.mr",
     "aquifer.numpy",
@@ -41,6 +46,17 @@ def test_examples(name, in_folder):
     for test in doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__):
         runner.run(test, out=failures.append)
     result = runner.summarize(verbose=False)
-    assert (result.failed, "".join(failures)) == (0, "")
+    assert result.failed == 0, "".join(failures)
     assert (result.attempted > 0) == (name in WITH_EXAMPLES)
     assert module.__doc__
+
+
+def test_example_by_itself(named, in_folder):
+    """As a user runs it who copies it out of ``help``: what it uses, it imports."""
+    if "torch" in named.name:
+        pytest.skip("all of its examples need a GPU")
+    test = doctest.DocTestParser().get_doctest(named.doc, {"__name__": "__main__"}, named.name, None, None)
+    failures = []
+    runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
+    runner.run(test, out=failures.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(failures)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import aquifer
 import pytest
@@ -113,3 +115,36 @@ def test_dir_has_what_is_installed():
     assert ("AquiferNumbaManager" in names) == ("numba" in names)
     assert ("cupy_allocator" in names) == (importlib.util.find_spec("cupy") is not None)
     assert ("torch" in names) == (importlib.util.find_spec("torch") is not None)
+
+
+def test_signatures_and_help_need_no_library(run_python):
+    printed = run_python(
+        without(
+            """
+import contextlib, inspect, io, pydoc
+found = 0
+for module in (aquifer, aquifer.mr, aquifer.numpy, aquifer.pinned, aquifer.statistics):
+    for name in module.__all__:
+        thing = getattr(module, name)
+        members = [one for name, one in vars(thing).items() if name[0] != "_"] if isinstance(thing, type) else []
+        # An exception takes anything, as Python's own do.
+        is_error = isinstance(thing, type) and issubclass(thing, BaseException)
+        for one in [*([] if is_error else [thing]), *members]:
+            if inspect.isroutine(one) or isinstance(one, type):
+                found += str(inspect.signature(one)).startswith("(")
+        assert isinstance(thing, str) or pydoc.render_doc(thing, renderer=pydoc.plaintext)
+with contextlib.redirect_stdout(io.StringIO()) as text:
+    help(aquifer.mr.PoolMemoryResource)
+assert ':param initial_pool_size: bytes that the pool takes at once, or a text such as ``"4MiB"``' in text.getvalue()
+print(found)
+""",
+            LIBRARIES | {"numpy"},
+        )
+    )
+    assert int(printed) > 120
+
+
+def test_pydoc_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "pydoc", "aquifer"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "set_allocators(" in done.stdout

@@ -12,6 +12,7 @@ import aquifer
 import aquifer as rmm
 import numpy
 import pytest
+from aquifer import _on_gpu
 
 # Without the lines that import RMM. Addresses are others each time.
 
@@ -142,9 +143,9 @@ def allocates_80_bytes_by_numbas_plug_in():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("allocates", [allocates_80_bytes, allocates_80_bytes_by_numbas_plug_in])
-def test_what_stands_for_csv_log(in_folder, monkeypatch, allocates):
-    # The manager is asked by this test alone, and Numba uses none of the memory.
-    monkeypatch.setattr("aquifer._on_gpu._ASKED", {"Numba"})
+def test_what_stands_for_csv_log(in_folder, allocates, monkeypatch):
+    # No kernel runs: the simulated device's memory does.
+    monkeypatch.setattr(_on_gpu, "_ASKED", {"Numba"})
     # NBEP 7 ends with print(rmm.csv_log()), whose rows begin with Alloc,0,0x7fae06600000,0,80 and Free,0,0x7fae06600000,0,0.
     assert not hasattr(rmm, "csv_log")
     rmm.enable_logging("log.csv")

@@ -4,6 +4,8 @@ from aquifer import CudaStreamFlags, Stream, default_stream
 
 __all__ = ["DEFAULT_STREAM", "LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM", "CudaStreamFlags", "Stream"]
 
+DEFAULT_STREAM: Stream
+LEGACY_DEFAULT_STREAM: Stream
 
 class _PerThreadDefaultStream:
     """The default stream of whatever thread uses it. Aquifer's calls refuse it, and say why."""
