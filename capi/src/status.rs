@@ -102,6 +102,8 @@ impl Status {
 pub struct Failure {
     pub(crate) status: Status,
     pub(crate) message: String,
+    /// What a call of Rust failed of.
+    error: Option<Box<Error>>,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -117,8 +119,13 @@ impl Failure {
         &self.message
     }
 
+    /// The error of the crate, with its source.
+    pub fn error(&self) -> Option<&Error> {
+        self.error.as_deref()
+    }
+
     pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
-        Self { status, message: message.into() }
+        Self { status, message: message.into(), error: None }
     }
 
     /// A pointer for a result that is null.
@@ -130,7 +137,8 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::new(Status::of_kind(error.kind()), error.to_string())
+        let made = Self::new(Status::of_kind(error.kind()), error.to_string());
+        Self { error: Some(Box::new(error)), ..made }
     }
 }
 

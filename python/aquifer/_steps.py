@@ -28,6 +28,8 @@ class _Call:
         try:
             return run(argument)
         finally:
+            # A traceback keeps this frame, and an exception that was thrown in would be a cycle with it.
+            del run, argument
             popped = resource._pop_counters() if is_counted else None
             if popped is not None:
                 self._fold(Statistics(*popped))
@@ -51,16 +53,23 @@ class _Call:
 
     def steps(self, body: Any) -> Generator[Any, Any, Any]:
         """The steps of a generator or a coroutine, as ``yield from`` has them."""
-        run, argument = body.send, None
-        while True:
-            try:
-                yielded = self.step(run, argument)
-            except StopIteration as stop:
-                return stop.value
-            try:
-                run, argument = body.send, (yield yielded)
-            except BaseException as error:  # GeneratorExit, too.
-                run, argument = body.throw, error
+        run: Any = body.send
+        argument: Any = None
+        try:
+            while True:
+                try:
+                    yielded = self.step(run, argument)
+                except StopIteration as stop:
+                    return stop.value
+                finally:
+                    run = argument = None
+                try:
+                    run, argument = body.send, (yield yielded)
+                except BaseException as error:  # GeneratorExit, too.
+                    run, argument = body.throw, error
+        finally:
+            # As in `step`: what the body holds goes when its caller lets go.
+            del body, run, argument
 
 
 class _Awaited:
@@ -71,7 +80,8 @@ class _Awaited:
         self._body = body
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._call.steps(self._body)
+        body, self._body = self._body, None
+        return self._call.steps(body)
 
 
 def counted_by_steps(function: _Function, add: Callable[[Statistics], None]) -> _Function | None:
@@ -86,7 +96,8 @@ def counted_by_steps(function: _Function, add: Callable[[Statistics], None]) -> 
             finally:
                 call.end()
 
-        if inspect.unwrap(function).__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None and code.co_flags & inspect.CO_ITERABLE_COROUTINE:
             # Of `types.coroutine`, which can be awaited.
             return types.coroutine(generator)  # type: ignore[no-any-return]
         return generator  # type: ignore[return-value]
@@ -106,13 +117,15 @@ def counted_by_steps(function: _Function, add: Callable[[Statistics], None]) -> 
         @functools.wraps(function)
         async def async_generator(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             call, body = _Call(add), function(*args, **kwargs)
-            step = body.asend(None)
+            step: Any = body.asend(None)
             try:
                 while True:
                     try:
                         yielded = await _Awaited(call, step)
                     except StopAsyncIteration:
                         return
+                    finally:
+                        step = None
                     try:
                         step = body.asend((yield yielded))
                     except BaseException as error:  # GeneratorExit, too.

@@ -43,17 +43,25 @@ class _Block:
 
     def end(self) -> None:
         """Restores what was there before. Under a later block's handler it leaves that to the end of the later one."""
-        found, outer = self.before, self.outer
+        found, outer, passed = self.before, self.outer, []
         while outer is not None and outer.is_over:
+            passed.append(outer)
             found, outer = outer.before, outer.outer
         current = _aquifer.numpy_set_handler(found)
-        if current is not self.handler:
+        if current is self.handler:
+            _OVER.difference_update(passed)
+        else:
             _aquifer.numpy_set_handler(current)
             self.is_over = True
+            _OVER.add(self)
 
 
 #: The blocks by their handlers, of which each is an object of its own.
 _BLOCKS: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
+
+#: Those that ended where their handler was not the current one, as on another thread. A context may have it still, and the next
+#: block there has to know what was before.
+_OVER: set[_Block] = set()
 
 
 @contextlib.contextmanager

@@ -341,7 +341,8 @@ impl DeviceBuffer {
         if ptr == 0 || size == 0 {
             return Ok(made);
         }
-        if made.state.stream().stream().device().is_accessible(ptr) {
+        let opened = made.state.stream();
+        if opened.stream().device().knows_address(ptr).map_err(Raised::from)? {
             made.copy_from_address(py, ptr, size)?;
         } else {
             detach(py, || {
@@ -856,9 +857,13 @@ impl DeviceBuffer {
     }
 
     fn move_to_opened(&self, py: Python<'_>, opened: Arc<Opened>) -> Result<()> {
-        detach(py, || self.state.with(|memory| memory.set_stream(opened.stream())))?;
-        let before = std::mem::replace(&mut *self.state.stream.lock(), opened);
-        // Not under the lock: the drop may run code of Python.
+        // Both under the memory's lock: of several threads, the one that is last sets both.
+        let moved = |memory: &mut Memory| {
+            memory.set_stream(opened.stream())?;
+            Ok(std::mem::replace(&mut *self.state.stream.lock(), opened))
+        };
+        let before = detach(py, || self.state.with(moved))?;
+        // Not under the locks: the drop may run code of Python.
         drop(before);
         Ok(())
     }

@@ -115,7 +115,7 @@ pub(crate) fn resource(device: &Device, functions: Arc<Functions>) -> CallbackRe
             |address: u64| address != 0 && address.is_multiple_of(layout.alignment() as u64);
         let call = |py: Python<'_>| {
             let _pending = Pending::take(py);
-            let stream = Stream::new_of(Opened::of(stream.clone()));
+            let stream = Stream::new_of(Opened::of_callback(stream));
             let called = functions
                 .get(py, 0)
                 .and_then(|allocate| embedded::in_callback(|| allocate.call1(py, (bytes, stream))));
@@ -140,7 +140,7 @@ pub(crate) fn resource(device: &Device, functions: Arc<Functions>) -> CallbackRe
     let freed = move |stream: &aquifer_rs::Stream, block: DeviceBlock| {
         try_attach(|py| {
             let _pending = Pending::take(py);
-            let stream = Stream::new_of(Opened::of(stream.clone()));
+            let stream = Stream::new_of(Opened::of_callback(stream));
             let arguments = (block.address(), block.bytes(), stream);
             match of_frees.get(py, 1) {
                 Ok(deallocate) => {

@@ -5,7 +5,6 @@ use crate::interpreter::{argument, detach};
 use aquifer_capi::{aquifer_status as Status, embedded};
 use aquifer_rs::Device;
 use aquifer_rs::cudarc::driver::result::ctx;
-use aquifer_rs::cudarc::driver::{CudaContext, DriverError};
 use pyo3::prelude::*;
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -15,20 +14,6 @@ use std::sync::OnceLock;
 pub(crate) fn device(py: Python<'_>, ordinal: i32) -> Result<Device> {
     // It may make a context, which takes a while.
     detach(py, || embedded::device(ordinal)).map_err(Raised::from)
-}
-
-/// Calls the driver in a context. The one that was current is so again after it.
-pub(crate) fn in_context<T>(
-    context: &CudaContext,
-    call: impl FnOnce() -> std::result::Result<T, DriverError>,
-) -> std::result::Result<T, DriverError> {
-    let before = ctx::get_current()?.unwrap_or(std::ptr::null_mut());
-    // SAFETY: contexts that live: the caller has the one, and the thread had the other.
-    unsafe { ctx::set_current(context.cu_ctx()) }?;
-    let called = call();
-    // SAFETY: as above.
-    unsafe { ctx::set_current(before) }?;
-    called
 }
 
 thread_local! {

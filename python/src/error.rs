@@ -63,40 +63,25 @@ pub(crate) type Result<T> = std::result::Result<T, Raised>;
 
 impl Raised {
     /// Of an allocation.
-    pub(crate) fn of_allocation(error: impl Into<Unmade>) -> Self {
-        let raised = match error.into() {
-            Unmade::Error(error) => match python_cause(&error) {
-                Some(raised) => return Self(raised),
-                None => Failure::from(error),
-            },
-            Unmade::Failure(failure) => failure,
-        };
-        if raised.status() != Status::AQUIFER_ERROR_DRIVER {
-            return raised.into();
+    pub(crate) fn of_allocation(failure: impl Into<Failure>) -> Self {
+        let failure = failure.into();
+        if let Some(raised) = failure.error().and_then(python_cause) {
+            return Self(raised);
         }
-        let made = try_attach(|py| {
-            let class = allocation_error(py)?;
-            Ok(PyErr::from_type(class.clone(), raised.message().to_owned()))
-        });
-        made.map_or_else(|| raised.into(), |made| Self(made.unwrap_or_else(|error| error)))
-    }
-}
-
-/// The error of the crate, or of the C library.
-pub(crate) enum Unmade {
-    Error(aquifer_rs::Error),
-    Failure(Failure),
-}
-
-impl From<aquifer_rs::Error> for Unmade {
-    fn from(error: aquifer_rs::Error) -> Self {
-        Self::Error(error)
-    }
-}
-
-impl From<Failure> for Unmade {
-    fn from(failure: Failure) -> Self {
-        Self::Failure(failure)
+        match failure.status() {
+            // A size that no memory has. RMM's is a MemoryError, too.
+            Status::AQUIFER_ERROR_INVALID_ARGUMENT => {
+                Self(OutOfMemoryError::new_err(failure.message().to_owned()))
+            }
+            Status::AQUIFER_ERROR_DRIVER => {
+                let made = try_attach(|py| {
+                    let class = allocation_error(py)?;
+                    Ok(PyErr::from_type(class.clone(), failure.message().to_owned()))
+                });
+                made.map_or_else(|| failure.into(), |made| Self(made.unwrap_or_else(|error| error)))
+            }
+            _ => failure.into(),
+        }
     }
 }
 
@@ -112,9 +97,21 @@ impl From<Raised> for PyErr {
     }
 }
 
+/// Advice of the crate that names a call of Rust, and the same for Python.
+const ADVICE: [(&str, &str); 2] = [
+    ("Device::detect_or_simulate", "aquifer.simulate()"),
+    ("give LoggingAdaptor::builder a path", "name it, as in logging(FILE)"),
+];
+
 impl From<Failure> for Raised {
     fn from(failure: Failure) -> Self {
+        if let Some(raised) = failure.error().and_then(python_cause) {
+            return Self(raised);
+        }
         let mut message = failure.message().to_owned();
+        for (rust, python) in ADVICE {
+            message = message.replace(rust, python);
+        }
         if failure.status() == Status::AQUIFER_ERROR_SIMULATION {
             add_other_reports(&mut message);
         }
@@ -131,9 +128,6 @@ impl From<Failure> for Raised {
 
 impl From<aquifer_rs::Error> for Raised {
     fn from(error: aquifer_rs::Error) -> Self {
-        if let Some(raised) = python_cause(&error) {
-            return Self(raised);
-        }
         Failure::from(error).into()
     }
 }

@@ -54,7 +54,11 @@ impl<'py> HostBytes<'py> {
         let found = Self::get(object, PYBUF_RECORDS_RO)?;
         let raw = &*found.raw;
         // SAFETY: null, or a text of the exporter's that ends in a zero.
-        let is_format = raw.format.is_null() || unsafe { CStr::from_ptr(raw.format) } == c"B";
+        let format = (!raw.format.is_null()).then(|| unsafe { CStr::from_ptr(raw.format) });
+        // With an order of bytes, which a byte has none of.
+        let is_format = format.is_none_or(|it| {
+            matches!(it.to_bytes(), b"B" | [b'@' | b'=' | b'<' | b'>' | b'!', b'B'])
+        });
         // SAFETY: null, or an array of as many numbers as the view has dimensions.
         let is_dense = raw.strides.is_null() || raw.len < 2 || unsafe { *raw.strides } == 1;
         if raw.ndim != 1 || raw.itemsize != 1 || !is_format || !is_dense {

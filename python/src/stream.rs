@@ -11,13 +11,11 @@
 //! PyTorch makes an object at each call, as of `torch.cuda.current_stream()`. None of them owns its stream, so the first one
 //! serves for all. An object of another library may own it, and is kept itself, whatever handle it has.
 
-use crate::device::{current_ordinal, device, in_context, leave_context};
+use crate::device::{current_ordinal, device, leave_context};
 use crate::error::{Raised, Result};
 use crate::interpreter::{argument, detach, guard_thread, try_attach};
 use aquifer_capi::embedded::{self, OpenStream};
 use aquifer_rs::Device;
-use aquifer_rs::cudarc::driver::CudaContext;
-use aquifer_rs::cudarc::driver::result::stream::{StreamKind, create, destroy};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -115,24 +113,6 @@ impl Drop for Opened {
     }
 }
 
-/// A stream of the driver's, which this destroys at its end. [`Opened`] has it.
-#[pyclass(frozen, module = "aquifer")]
-struct Blocking {
-    handle: u64,
-    context: Arc<CudaContext>,
-}
-
-impl Drop for Blocking {
-    fn drop(&mut self) {
-        if embedded::is_forked_child() {
-            return;
-        }
-        let handle = std::ptr::with_exposed_provenance_mut(self.handle as usize);
-        // SAFETY: the stream is this object's, and was closed before. The driver destroys it when its work is done.
-        let _ = in_context(&self.context, || unsafe { destroy(handle) });
-    }
-}
-
 /// `CU_STREAM_DEFAULT` and `CU_STREAM_NON_BLOCKING`.
 const SYNC_DEFAULT: u32 = 0;
 const NON_BLOCKING: u32 = 1;
@@ -159,6 +139,12 @@ impl Opened {
     /// A stream of the crate's.
     pub(crate) fn of(stream: aquifer_rs::Stream) -> Arc<Self> {
         Arc::new(Self { open: Some(OpenStream::new(stream)), owner: None })
+    }
+
+    /// The stream that a resource names to a callback: with the object that keeps it, where it is another library's.
+    pub(crate) fn of_callback(stream: &aquifer_rs::Stream) -> Arc<Self> {
+        let known = FOREIGN.lock().values().find(|opened| opened.stream() == stream).cloned();
+        known.unwrap_or_else(|| Self::of(stream.clone()))
     }
 
     /// The default stream of a device.
@@ -188,21 +174,6 @@ impl Opened {
         };
         leave_context(opened.stream().device());
         Ok(opened)
-    }
-
-    /// A stream that waits for the legacy default stream, and that this waits for, as RMM makes them.
-    fn new_blocking(py: Python<'_>, device: &Device) -> Result<Arc<Self>> {
-        let context = device.cuda_context()?.clone();
-        let made =
-            detach(py, || in_context(&context, || Ok(create(StreamKind::Default)?.addr() as u64)));
-        let handle = made.map_err(aquifer_rs::Error::from)?;
-        let owner = Py::new(py, Blocking { handle, context })?;
-        // SAFETY: a stream that lives, as its owner does, which `Opened` keeps until the stream is closed.
-        let open = detach(py, || unsafe {
-            let _opening = OPENING.lock();
-            OpenStream::from_handle(device, handle)
-        })?;
-        Ok(Arc::new(Self { open: Some(open), owner: Some(owner.into_any()) }))
     }
 
     /// The stream of another library's object.
@@ -361,10 +332,11 @@ impl Stream {
             }
         };
         let device = device(py, current_ordinal())?;
-        if is_blocking && device.simulator().is_none() {
-            return Ok(Self { opened: Opened::new_blocking(py, &device)? });
-        }
-        let stream = detach(py, || device.new_stream()).map_err(Raised::from)?;
+        let made = detach(py, || match is_blocking {
+            true => device.new_blocking_stream(),
+            false => device.new_stream(),
+        });
+        let stream = made.map_err(Raised::from)?;
         Ok(Self { opened: Opened::of(stream) })
     }
 
@@ -426,13 +398,10 @@ impl Stream {
     }
 
     fn __repr__(&self) -> String {
-        let is_foreign = |owner: &Py<PyAny>| {
-            try_attach(|py| !owner.bind(py).is_instance_of::<Blocking>()).unwrap_or(true)
-        };
         let kind = match (self.is_default(), &self.opened.owner) {
             (true, _) => "default",
-            (_, Some(owner)) if is_foreign(owner) => "of another library",
-            _ => "own",
+            (_, Some(_)) => "of another library",
+            (_, None) => "own",
         };
         format!("<aquifer.Stream {kind}, device {}, handle {:#x}>", self.device(), self.handle())
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import copy
+import ctypes
 import gc
 import pickle
 import sys
@@ -107,6 +108,7 @@ def test_a_copy_of_device_memory():
         memoryview(b"_abcdef")[1:],
         array.array("B", b"abcdef"),
         numpy.frombuffer(b"abcdef", "u1"),
+        (ctypes.c_uint8 * 6)(*b"abcdef"),
     ],
 )
 def test_to_device(host):
@@ -347,6 +349,13 @@ def test_room():
     buffer.reserve(new_capacity=50)
     buffer.resize(100)
     assert (buffer.capacity(), buffer.ptr) == (100, address)
+
+
+def test_a_size_that_no_memory_has():
+    for allocate in (lambda size: DeviceBuffer(size=size), mr.get_current_device_resource().allocate):
+        for size in (sys.maxsize, sys.maxsize - 1000, 1 << 62):
+            with pytest.raises(MemoryError):
+                allocate(size)
 
 
 def test_a_size_that_cannot_be():

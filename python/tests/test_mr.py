@@ -737,10 +737,33 @@ def test_a_callback_that_raises(raised):
         with pytest.raises(BaseException) as caught:
             DeviceBuffer(size=1, mr=over)
         assert is_told(caught.value, raised)
+    # By an address, and through another callback.
+    outer = mr.CallbackMemoryResource(lambda nbytes, stream: resource.allocate(nbytes, stream), lambda *_: None)
+    for call in (lambda: resource.allocate(1), lambda: DeviceBuffer(size=1, mr=outer)):
+        with pytest.raises(BaseException) as caught:
+            call()
+        assert is_told(caught.value, raised)
     # In a constructor that allocates.
     with pytest.raises(BaseException) as caught:
         mr.PoolMemoryResource(resource, initial_pool_size=1 << 20)
     assert is_told(caught.value, raised)
+
+
+def test_a_stream_that_a_callback_keeps():
+    kept, base = [], mr.CudaMemoryResource()
+
+    def allocate(nbytes, stream):
+        kept.append(stream)
+        return base.allocate(nbytes, stream)
+
+    resource = mr.CallbackMemoryResource(allocate, base.deallocate)
+    for stream in (aquifer.Stream(), aquifer.Stream(flags=aquifer.CudaStreamFlags.NON_BLOCKING)):
+        buffer, handle = DeviceBuffer(size=100, mr=resource, stream=stream), stream.handle
+        del buffer, stream
+        gc.collect()
+        assert kept[-1].handle == handle
+        kept[-1].synchronize()
+        assert DeviceBuffer.to_device(b"abc", stream=kept[-1]).tobytes() == b"abc"
 
 
 def test_a_callback_that_raises_below_a_pool():

@@ -938,3 +938,23 @@ def test_blocks_that_overlap_leave_nothing():
     del first, second
     gc.collect()
     assert len(plugin._BLOCKS) == 0
+
+
+def test_a_block_that_ends_on_another_thread(in_threads):
+    """Its handler stays in the context that it began in, until a later block there ends."""
+
+    def steps():
+        with numpy_handler(smallest=1):
+            yield
+
+    begun = steps()
+    next(begun)
+    in_threads(begun.close)
+    del begun
+    gc.collect()
+    with numpy_handler(smallest=1):
+        pass
+    assert is_own()
+    from aquifer import numpy as plugin
+
+    assert not plugin._OVER

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import inspect
 
 import aquifer
@@ -317,6 +319,84 @@ def test_what_raises_is_profiled_too():
     # No scope is left open.
     with pytest.raises(IndexError, match="cannot pop"):
         pop_statistics()
+
+
+@pytest.mark.parametrize("ends", ["throw", "close", "return"])
+def test_a_generator_keeps_nothing_that_its_body_let_go_of(ends):
+    resource = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
+    mr.set_current_device_resource(resource)
+
+    @profiler(records=ProfilerRecords(), name="body")
+    def body():
+        buffer = DeviceBuffer(size=1000)
+        yield buffer.size
+
+    gc.collect()
+    gc.disable()
+    try:
+        steps = body()
+        next(steps)
+        if ends == "throw":
+            with pytest.raises(KeyError):
+                steps.throw(KeyError())
+        elif ends == "close":
+            steps.close()
+        else:
+            with pytest.raises(StopIteration):
+                next(steps)
+        del steps
+        assert resource.allocation_counts.current_bytes == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "async generator"])
+def test_a_task_that_is_cancelled_keeps_nothing(kind):
+    resource = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
+    mr.set_current_device_resource(resource)
+
+    @profiler(records=ProfilerRecords(), name="body")
+    async def coroutine():
+        buffer = DeviceBuffer(size=1000)
+        await asyncio.sleep(100)
+        return buffer
+
+    @profiler(records=ProfilerRecords(), name="body")
+    async def generator():
+        buffer = DeviceBuffer(size=1000)
+        yield buffer.size
+        yield buffer.size
+
+    async def main():
+        if kind == "coroutine":
+            task = asyncio.ensure_future(coroutine())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            steps = generator()
+            await steps.asend(None)
+            await steps.aclose()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+        assert resource.allocation_counts.current_bytes == 0
+    finally:
+        gc.enable()
+
+
+def test_a_partial_generator_is_profiled():
+    records = ProfilerRecords()
+    enable_statistics()
+
+    def body(size):
+        yield DeviceBuffer(size=size).size
+
+    assert list(profiler(records=records, name="partial")(functools.partial(body, 1000))()) == [1000]
+    assert records.records["partial"].memory_total == 1000
 
 
 def generator(size, steps):

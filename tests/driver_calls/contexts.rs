@@ -38,6 +38,9 @@ fn opening_and_closing_leave_the_callers_context() {
             driver.fail("cuStreamCreate", 1, 2);
             assert!(device.new_stream().is_err());
             same("new_stream");
+            driver.fail("cuStreamCreate", 1, 2);
+            assert!(device.new_blocking_stream().is_err());
+            same("new_blocking_stream");
             drop((device.default_stream(), device.per_thread_stream().unwrap()));
             same("default streams");
             let (context, theirs) = aside(|| {

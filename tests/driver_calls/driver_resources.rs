@@ -44,6 +44,31 @@ fn a_driver_pool_is_asked_by_cudas_numbers() {
 }
 
 #[test]
+fn a_blocking_stream_is_made_and_destroyed_once() {
+    let name = "driver_resources::a_blocking_stream_is_made_and_destroyed_once";
+    alone(name, Installed::StandIn, &[], |driver| {
+        let device = Device::open(0).unwrap();
+        driver.take();
+        let before = driver.alive();
+        let stream = device.new_blocking_stream().unwrap();
+        let made = driver.take();
+        let made = made.iter().find(|line| line.starts_with("cuStreamCreate")).unwrap();
+        assert_eq!(value(made, "flags"), "0", "CU_STREAM_DEFAULT");
+        let kept = stream.clone();
+        let vec = DeviceVec::from_slice(&stream, &[1_u8; 100]).unwrap();
+        assert!(stream.cuda_stream().is_ok(), "cudarc knows it");
+        drop(stream);
+        assert_eq!(vec.stream(), &kept);
+        drop((vec, kept));
+        device.synchronize().unwrap();
+        let names = driver.names();
+        let destroyed = names.iter().filter(|name| name.starts_with("cuStreamDestroy")).count();
+        assert_eq!(destroyed, 1, "{names:?}");
+        let _ = before;
+    });
+}
+
+#[test]
 fn a_driver_that_refuses_a_kind_of_pool_lacks_it() {
     let name = "driver_resources::a_driver_that_refuses_a_kind_of_pool_lacks_it";
     let fail = ("STAND_IN_FAIL", "cuMemPoolCreate:1:801,cuMemPoolSetAttribute:3:1");

@@ -19,7 +19,8 @@ const LIBRARIES: [&str; 3] = ["numba==0.68.*", "numba-cuda[cu13]==0.30.*", "cupy
 const CHECKERS: [&str; 2] = ["mypy>=1.11", "pyright[nodejs]"];
 
 /// What looks at other libraries.
-const OF_LIBRARIES: &str = "plugin or exit or readme or types or lines or doctests or docstrings or rmm_module";
+const OF_LIBRARIES: &str =
+    "plugin or exit or readme or types or lines or doctests or docstrings or rmm_module";
 
 /// NumPy's tests, in parts that take some two minutes each. A part is a process.
 const NUMPY_SUITES: [&[&str]; 2] =

@@ -265,21 +265,26 @@ impl Device {
         self.driver().memory_info().with_context(|| format!("asking {self} for its memory"))
     }
 
-    /// Whether the device reaches the memory at an address: its own, managed or page-locked memory. The driver does not
-    /// know ordinary memory of the host (`cuPointerGetAttributes`).
+    /// Whether the driver knows the memory at an address: of a device, managed or page-locked. It does not know ordinary
+    /// memory of the host (`cuPointerGetAttributes`).
     ///
     /// ```
     /// use aquifer::{Device, DeviceVec};
     ///
     /// let device = Device::detect_or_simulate()?;
     /// let vec = DeviceVec::<u8>::zeroed(&device.new_stream()?, 100)?;
-    /// assert!(device.is_accessible(vec.as_device_ptr()));
+    /// assert!(device.knows_address(vec.as_device_ptr())?);
     /// let on_the_host = 0_u8;
-    /// assert!(!device.is_accessible(&raw const on_the_host as u64));
+    /// assert!(!device.knows_address(&raw const on_the_host as u64)?);
     /// # Ok::<(), aquifer::Error>(())
     /// ```
-    pub fn is_accessible(&self, address: u64) -> bool {
-        self.driver().is_accessible(address)
+    ///
+    /// # Errors
+    ///
+    /// The errors of the driver call.
+    pub fn knows_address(&self, address: u64) -> Result<bool> {
+        let asked = self.driver().is_known(address);
+        asked.with_context(|| format!("asking {self} what lies at {address:#x}"))
     }
 
     /// So many percent of the device's memory, in bytes, for the sizes of any builder. It is the `80%` of a

@@ -185,9 +185,8 @@ pub unsafe trait Driver:
     /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
     fn is_page_locked(&self, pointer: *const u8) -> bool;
 
-    /// Whether the driver knows the memory at an address, which the device reaches there. `false` for ordinary memory of
-    /// the host, and if unknown.
-    fn is_accessible(&self, address: DeviceAddress) -> bool;
+    /// Whether the driver knows the memory at an address. It does not know ordinary memory of the host.
+    fn is_known(&self, address: DeviceAddress) -> DriverResult<bool>;
 
     /// Whether the device has certainly stopped all work after a failed synchronisation, so that it no longer writes
     /// host memory. `false` if unknown.
@@ -395,7 +394,10 @@ pub trait StreamCalls {
     /// A new stream that does not wait for the legacy default stream.
     fn stream_create(&self) -> DriverResult<NewStream>;
 
-    /// Destroys a stream of [`stream_create`](Self::stream_create), or drops the reference on a foreign
+    /// A new stream that waits for the legacy default stream, and that the legacy default stream waits for.
+    fn stream_create_blocking(&self) -> DriverResult<NewStream>;
+
+    /// Destroys a stream that this driver made, or drops the reference on a foreign
     /// one. Its work still runs to the end.
     fn stream_destroy(&self, raw: RawStream, keep: StreamKeeper);
 

@@ -249,7 +249,6 @@ impl Buffer {
         self.uses = PendingUses::default();
     }
 
-    /// Moves home to `stream`, which is ordered after all use so far.
     /// Moves the first `bytes` bytes, where they can move.
     pub(crate) fn prefetch(&self, bytes: usize, to: MemoryLocation) -> Result<()> {
         let range = DeviceRange { address: self.address(), bytes: bytes.min(self.bytes()) };
@@ -257,6 +256,7 @@ impl Buffer {
         unsafe { prefetch(&self.home, range, to) }
     }
 
+    /// Moves home to `stream`, which is ordered after all use so far.
     pub(crate) fn set_home(&mut self, stream: &Stream) -> Result<()> {
         self.home.device().require(stream.device(), "the stream")?;
         if *stream == self.home {

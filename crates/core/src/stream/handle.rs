@@ -466,6 +466,28 @@ impl Device {
         Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep)))
     }
 
+    /// A new stream that waits for the legacy default stream, as that does for it (`CU_STREAM_DEFAULT`). Work of other
+    /// libraries on the default stream is in order with it without events. On the simulated device it is a stream like
+    /// any other, which tells of a program that counts on that order.
+    ///
+    /// ```
+    /// use aquifer::{Device, DeviceVec};
+    ///
+    /// let device = Device::detect_or_simulate()?;
+    /// let vec = DeviceVec::from_slice(&device.new_blocking_stream()?, &[1, 2, 3])?;
+    /// assert_eq!(vec.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), aquifer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of the driver call.
+    pub fn new_blocking_stream(&self) -> Result<Stream> {
+        let made = self.driver().stream_create_blocking();
+        let new = made.with_context(|| format!("making a stream on {self}"))?;
+        Ok(Stream::register_new(StreamInner::new(self, new.raw, new.keep)))
+    }
+
     /// The legacy default stream with CUDA's handles 0 and 1, one for the whole device.
     pub fn default_stream(&self) -> Stream {
         let raw = self.driver().legacy_stream();

@@ -17,6 +17,7 @@ use crate::{
     RawStream, StreamCalls, StreamKeeper, StreamOutcome, WorkCalls, has_ended_capture,
     run_in_host_function,
 };
+use cudarc::driver::result::stream::StreamKind;
 use std::any::Any;
 use std::ffi::c_void;
 use std::mem;
@@ -72,11 +73,22 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn is_page_locked(&self, pointer: *const u8) -> bool {
-        self.memory_type(pointer.addr() as u64).is_none_or(|kind| kind != 0)
+        self.is_known(pointer.addr() as u64).unwrap_or(true)
     }
 
-    fn is_accessible(&self, address: DeviceAddress) -> bool {
-        self.memory_type(address).is_some_and(|kind| kind != 0)
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` is 0 for memory that the driver does not know. `cuPointerGetAttribute` would fail
+    /// for that, which compute-sanitizer reports as an error of the program.
+    fn is_known(&self, address: DeviceAddress) -> DriverResult<bool> {
+        const MEMORY_TYPE: u32 = 2;
+        let library = self.current()?;
+        let mut kind = 0_u32;
+        // SAFETY: this attribute is an `unsigned int`; the arrays of one and `kind` live over the call.
+        unsafe {
+            let values = [(&raw mut kind).cast()];
+            let attributes = [MEMORY_TYPE];
+            library.pointer_get_attributes(1, attributes.as_ptr(), values.as_ptr(), address)
+        }?;
+        Ok(kind != 0)
     }
 
     /// Always `false`. On an H200 with driver 580, queued copies of one stream still run after every
@@ -87,23 +99,6 @@ unsafe impl Driver for CudaDriver {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl CudaDriver {
-    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, which is 0 for memory that the driver does not know. `cuPointerGetAttribute`
-    /// would fail for that, which compute-sanitizer reports as an error of the program.
-    fn memory_type(&self, address: DeviceAddress) -> Option<u32> {
-        const MEMORY_TYPE: u32 = 2;
-        let library = self.current().ok()?;
-        let mut kind = 0_u32;
-        // SAFETY: this attribute is an `unsigned int`; the arrays of one and `kind` live over the call.
-        let asked = unsafe {
-            let values = [(&raw mut kind).cast()];
-            let attributes = [MEMORY_TYPE];
-            library.pointer_get_attributes(1, attributes.as_ptr(), values.as_ptr(), address)
-        };
-        asked.is_ok().then_some(kind)
     }
 }
 
@@ -310,6 +305,17 @@ impl StreamCalls for CudaDriver {
         Ok(NewStream { raw, keep: Some(Box::new(stream)) })
     }
 
+    fn stream_create_blocking(&self) -> DriverResult<NewStream> {
+        let _guards = self.relaxed()?;
+        let made = cudarc::driver::result::stream::create(StreamKind::Default);
+        let stream = made.map_err(|error| DriverError::new("cuStreamCreate", code_of(error)))?;
+        let raw = RawStream(stream as usize as u64);
+        self.blocking.lock().insert(raw);
+        self.numbers.note(self.stream_number(raw).ok());
+        // cudarc makes no such stream. It has the handle, and this driver destroys it.
+        Ok(NewStream { raw, keep: self.stream_borrow(raw)? })
+    }
+
     fn may_have_foreign_streams(&self) -> bool {
         // Not at its expense where it is known already.
         let is_newest_known = self.numbers.are_all_known() && {
@@ -319,9 +325,17 @@ impl StreamCalls for CudaDriver {
         !(is_newest_known && self.numbers.are_all_known())
     }
 
-    fn stream_destroy(&self, _raw: RawStream, keep: StreamKeeper) {
+    fn stream_destroy(&self, raw: RawStream, keep: StreamKeeper) {
+        let is_blocking = self.blocking.lock().remove(&raw);
         match self.relaxed() {
-            Ok(_guards) => drop(keep),
+            Ok(_guards) => {
+                drop(keep);
+                if is_blocking {
+                    let handle = raw.0 as usize as cudarc::driver::sys::CUstream;
+                    // SAFETY: a stream of `stream_create_blocking`, which is destroyed once.
+                    let _ = unsafe { cudarc::driver::result::stream::destroy(handle) };
+                }
+            }
             // cudarc's drop calls the driver, whatever state that is in.
             Err(_) => mem::forget(keep),
         }

@@ -12,6 +12,7 @@ use crate::sync::Arc;
 use crate::sync::trusted::Mutex;
 use crate::{DeviceProperties, DriverResult, ErrorContext, NewStream, RawStream, StreamCalls};
 use cudarc::driver::CudaContext;
+use std::collections::HashSet;
 use std::{fmt, mem};
 
 /// Another context that this one was told to reach.
@@ -35,6 +36,8 @@ pub struct CudaDriver {
     pub(super) functions: Functions,
     pub(super) peers: Mutex<Vec<KnownPeer>>,
     pub(super) numbers: StreamNumbers,
+    /// The streams of `stream_create_blocking`, which this driver destroys.
+    pub(super) blocking: Mutex<HashSet<RawStream>>,
 }
 
 impl CudaDriver {
@@ -81,6 +84,7 @@ impl CudaDriver {
             functions: Functions::default(),
             peers: Mutex::default(),
             numbers: StreamNumbers::default(),
+            blocking: Mutex::default(),
         }))
     }
 

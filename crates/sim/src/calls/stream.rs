@@ -24,6 +24,12 @@ impl StreamCalls for SimDriver {
         Ok(NewStream { raw, keep: None })
     }
 
+    /// The order with the legacy default stream is not simulated: a program that counts on it is told of accesses out of
+    /// order.
+    fn stream_create_blocking(&self) -> DriverResult<NewStream> {
+        self.stream_create()
+    }
+
     fn stream_destroy(&self, raw: RawStream, _keep: StreamKeeper) {
         let _ = self.call("cuStreamDestroy").and_then(|mut call| call.destroy_stream(raw));
     }
