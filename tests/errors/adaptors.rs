@@ -53,6 +53,10 @@ pub(crate) fn rows(table: &mut Table) {
     table.failed("no prefetch to the host", moved.unwrap().prefetch(MemoryLocation::Host));
     simulator.fail_call("cuStreamQuery", 1, 999).unwrap();
     table.failed("no answer of a stream", stream.is_idle());
+    simulator.fail_call("cuStreamCreate", 1, 999).unwrap();
+    table.failed("no blocking stream", device.new_blocking_stream());
+    simulator.fail_call("cuPointerGetAttributes", 1, 999).unwrap();
+    table.failed("no answer about an address", device.knows_address(0x1000));
     table.failed("no pool for a fabric", AsyncResource::builder(&device).fabric(true).build());
 
     let tracked = TrackingAdaptor::new(plain());

@@ -185,9 +185,6 @@ pub unsafe trait Driver:
     /// the driver's manual, copies to other memory are complete by then. `true` if unknown.
     fn is_page_locked(&self, pointer: *const u8) -> bool;
 
-    /// Whether the driver knows the memory at an address. It does not know ordinary memory of the host.
-    fn is_known(&self, address: DeviceAddress) -> DriverResult<bool>;
-
     /// Whether the device has certainly stopped all work after a failed synchronisation, so that it no longer writes
     /// host memory. `false` if unknown.
     fn has_stopped(&self) -> bool;
@@ -291,6 +288,9 @@ pub enum VectorEvent {
 /// The calls of a [`Driver`] on memory of the device and of the host.
 pub trait MemoryCalls {
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
+
+    /// Whether the driver knows the memory at an address. It does not know ordinary memory of the host.
+    fn is_known(&self, address: DeviceAddress) -> DriverResult<bool>;
 
     /// `bytes > 0`. The address is aligned to 256 bytes at least.
     fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress>;

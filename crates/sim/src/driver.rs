@@ -143,11 +143,6 @@ unsafe impl Driver for SimDriver {
         is_forked_child() || lock_state().blocks.is_page_locked(pointer.addr() as u64, 1)
     }
 
-    fn is_known(&self, address: u64) -> DriverResult<bool> {
-        call_not_forked("cuPointerGetAttributes")?;
-        Ok(lock_state().blocks.is_taken(address, 1))
-    }
-
     fn has_stopped(&self) -> bool {
         // The child of a fork has the queues, and no thread that runs them.
         if is_forked_child() {

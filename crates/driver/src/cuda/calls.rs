@@ -76,21 +76,6 @@ unsafe impl Driver for CudaDriver {
         self.is_known(pointer.addr() as u64).unwrap_or(true)
     }
 
-    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` is 0 for memory that the driver does not know. `cuPointerGetAttribute` would fail
-    /// for that, which compute-sanitizer reports as an error of the program.
-    fn is_known(&self, address: DeviceAddress) -> DriverResult<bool> {
-        const MEMORY_TYPE: u32 = 2;
-        let library = self.current()?;
-        let mut kind = 0_u32;
-        // SAFETY: this attribute is an `unsigned int`; the arrays of one and `kind` live over the call.
-        unsafe {
-            let values = [(&raw mut kind).cast()];
-            let attributes = [MEMORY_TYPE];
-            library.pointer_get_attributes(1, attributes.as_ptr(), values.as_ptr(), address)
-        }?;
-        Ok(kind != 0)
-    }
-
     /// Always `false`. On an H200 with driver 580, queued copies of one stream still run after every
     /// synchronising call has returned the fault of another stream's kernel.
     fn has_stopped(&self) -> bool {
@@ -108,6 +93,21 @@ impl MemoryCalls for CudaDriver {
         // SAFETY: both are writable for the call.
         unsafe { self.relaxed()?.mem_get_info(&raw mut free, &raw mut total) }?;
         Ok(MemoryInfo { free, total })
+    }
+
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` is 0 for memory that the driver does not know. `cuPointerGetAttribute` would fail
+    /// for that, which compute-sanitizer reports as an error of the program.
+    fn is_known(&self, address: DeviceAddress) -> DriverResult<bool> {
+        const MEMORY_TYPE: u32 = 2;
+        let library = self.current()?;
+        let mut kind = 0_u32;
+        // SAFETY: this attribute is an `unsigned int`; the arrays of one and `kind` live over the call.
+        unsafe {
+            let values = [(&raw mut kind).cast()];
+            let attributes = [MEMORY_TYPE];
+            library.pointer_get_attributes(1, attributes.as_ptr(), values.as_ptr(), address)
+        }?;
+        Ok(kind != 0)
     }
 
     fn mem_alloc(&self, bytes: usize) -> DriverResult<DeviceAddress> {

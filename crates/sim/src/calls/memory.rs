@@ -57,6 +57,10 @@ impl MemoryCalls for SimDriver {
     }
 
     /// Takes advice as [`advise`](Self::advise) does, at a place in the stream's order.
+    fn is_known(&self, address: DeviceAddress) -> DriverResult<bool> {
+        Ok(self.call("cuPointerGetAttributes")?.state.blocks.is_taken(address, 1))
+    }
+
     unsafe fn prefetch(
         &self,
         range: DeviceRange,
