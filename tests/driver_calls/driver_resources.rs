@@ -49,13 +49,14 @@ fn a_blocking_stream_is_made_and_destroyed_once() {
     alone(name, Installed::StandIn, &[], |driver| {
         let device = Device::open(0).unwrap();
         driver.take();
-        let before = driver.alive();
         let stream = device.new_blocking_stream().unwrap();
         let made = driver.take();
         let made = made.iter().find(|line| line.starts_with("cuStreamCreate")).unwrap();
         assert_eq!(value(made, "flags"), "0", "CU_STREAM_DEFAULT");
         let kept = stream.clone();
-        let vec = DeviceVec::from_slice(&stream, &[1_u8; 100]).unwrap();
+        // A pool would keep the stream.
+        let plain = CudaResource::new(&device);
+        let vec = DeviceVec::from_slice_in(&stream, &[1_u8; 100], plain).unwrap();
         assert!(stream.cuda_stream().is_ok(), "cudarc knows it");
         drop(stream);
         assert_eq!(vec.stream(), &kept);
@@ -64,7 +65,6 @@ fn a_blocking_stream_is_made_and_destroyed_once() {
         let names = driver.names();
         let destroyed = names.iter().filter(|name| name.starts_with("cuStreamDestroy")).count();
         assert_eq!(destroyed, 1, "{names:?}");
-        let _ = before;
     });
 }
 

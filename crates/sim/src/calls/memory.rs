@@ -56,11 +56,11 @@ impl MemoryCalls for SimDriver {
         call.allocate(bytes, BlockKind::Managed)
     }
 
-    /// Takes advice as [`advise`](Self::advise) does, at a place in the stream's order.
     fn is_known(&self, address: DeviceAddress) -> DriverResult<bool> {
         Ok(self.call("cuPointerGetAttributes")?.state.blocks.is_taken(address, 1))
     }
 
+    /// Takes advice as [`advise`](Self::advise) does, at a place in the stream's order.
     unsafe fn prefetch(
         &self,
         range: DeviceRange,
