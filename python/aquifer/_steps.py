@@ -80,8 +80,7 @@ class _Awaited:
         self._body = body
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        body, self._body = self._body, None
-        return self._call.steps(body)
+        return self._call.steps(self._body)
 
 
 def counted_by_steps(function: _Function, add: Callable[[Statistics], None]) -> _Function | None:

@@ -404,6 +404,7 @@ def test_the_upstream_of_a_pool_has_two_names():
     ],
 )
 def test_a_pool_of_impossible_sizes(sizes, error, text):
+    assert mr.PoolMemoryResource(mr.CudaMemoryResource(), MIB, MIB).pool_size() == MIB
     with pytest.raises(error, match=text):
         mr.PoolMemoryResource(mr.CudaMemoryResource(), *sizes)
 
