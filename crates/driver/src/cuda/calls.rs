@@ -326,11 +326,11 @@ impl StreamCalls for CudaDriver {
     }
 
     fn stream_destroy(&self, raw: RawStream, keep: StreamKeeper) {
-        let is_blocking = self.blocking.lock().remove(&raw);
         match self.relaxed() {
             Ok(_guards) => {
                 drop(keep);
-                if is_blocking {
+                // In the child of a fork the lock may be another thread's: the call above is refused there.
+                if self.blocking.lock().remove(&raw) {
                     let handle = raw.0 as usize as cudarc::driver::sys::CUstream;
                     // SAFETY: a stream of `stream_create_blocking`, which is destroyed once.
                     let _ = unsafe { cudarc::driver::result::stream::destroy(handle) };
